@@ -91,10 +91,30 @@ pub(crate) fn answer(request: &Request, shared: &Shared) -> Answer {
         },
         ["v1", "clients", pid, "curve"] => read(request, || with(shared, pid, curve)),
         ["v1", "clients", pid, "pressure"] => read(request, || with(shared, pid, pressure)),
-        ["v1", "clients", pid, "tiers", number, "drain"] => match request.method.as_str() {
-            "POST" => with(shared, pid, |client| drain(request, shared, client, number)),
+        ["v1", "clients", pid, "tiers"] => match request.method.as_str() {
+            "POST" => with(shared, pid, |client| add_tier(request, shared, client)),
             _ => wrong_method("POST"),
         },
+        [
+            "v1",
+            "clients",
+            pid,
+            "tiers",
+            number,
+            verb @ ("drain" | "remove" | "reopen"),
+        ] => {
+            let change = match verb {
+                "drain" => Change::Drain,
+                "remove" => Change::Remove,
+                _ => Change::Reopen,
+            };
+            match request.method.as_str() {
+                "POST" => with(shared, pid, |client| {
+                    change_tier(request, shared, client, number, change)
+                }),
+                _ => wrong_method("POST"),
+            }
+        }
         _ => Answer::error(
             404,
             "there is no such path",
@@ -284,11 +304,34 @@ fn parsed<T: FromStr<Err: Display>>(text: Option<&str>) -> Result<Option<T>, Str
     parsed.transpose()
 }
 
-fn drain(request: &Request, shared: &Shared, client: &Snapshot, number: &str) -> Answer {
+/// Another tier, as `{"tier": "file:/var/swap,size=1G"}`.
+fn add_tier(request: &Request, shared: &Shared, client: &Snapshot) -> Answer {
+    let body = match change_body(request, shared) {
+        Ok(body) => body,
+        Err(refusal) => return refusal,
+    };
+    let fields = body.as_object().filter(|fields| fields.len() == 1);
+    match fields.and_then(|fields| fields.get("tier")?.as_str()) {
+        Some(spec) => carry_out(shared, client.pid, Change::Add(spec.to_owned())),
+        None => {
+            let why = "it has not exactly one text, `tier`";
+            let fix = "send for example {\"tier\": \"file:/var/swap,size=1G\"}";
+            Answer::error(422, "the change cannot be understood", why, fix)
+        }
+    }
+}
+
+fn change_tier(
+    request: &Request,
+    shared: &Shared,
+    client: &Snapshot,
+    number: &str,
+    change: fn(u8) -> Change,
+) -> Answer {
     match change_body(request, shared) {
         Ok(Value::Object(fields)) if fields.is_empty() => {}
         Ok(_) => {
-            let why = "a drain has no options";
+            let why = "such a change has no options";
             return Answer::error(422, "the change cannot be understood", why, "send {}");
         }
         Err(refusal) => return refusal,
@@ -299,7 +342,7 @@ fn drain(request: &Request, shared: &Shared, client: &Snapshot, number: &str) ->
         .ok()
         .filter(|number| known.contains(number))
     {
-        Some(number) => carry_out(shared, client.pid, Change::Drain((number - 1) as u8)),
+        Some(number) => carry_out(shared, client.pid, change((number - 1) as u8)),
         None => {
             let why = format!("it has {}, counted from 1", client.tiers.len());
             let fix = "GET /v1/tiers lists them";

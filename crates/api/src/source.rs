@@ -7,7 +7,7 @@ use undercroft_manager::report::Snapshot;
 use undercroft_qos::{LatencyBound, StallMax};
 
 /// A change of one running client.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Change {
     /// The bound of page-ins; `None`: no bound from now on.
     Latency(Option<LatencyBound>),
@@ -17,6 +17,12 @@ pub enum Change {
     StallMax(Option<StallMax>),
     /// Empty this tier, counted from 0, and use it no more.
     Drain(u8),
+    /// Empty this tier, counted from 0, and give its space back.
+    Remove(u8),
+    /// Use this tier again, counted from 0.
+    Reopen(u8),
+    /// Use another tier, of this description.
+    Add(String),
 }
 
 /// Why a change was not made.
@@ -52,6 +58,9 @@ impl Source for Live {
             Change::MemoryMax(limit) => Ask::MemoryMax(limit.map_or(u64::MAX, |limit| limit.0)),
             Change::StallMax(bound) => Ask::Stall { bound },
             Change::Drain(tier) => Ask::Drain(tier),
+            Change::Remove(tier) => Ask::Remove(tier),
+            Change::Reopen(tier) => Ask::Reopen(tier),
+            Change::Add(spec) => Ask::Add(spec),
         };
         match keeper::status::ask(pid, what) {
             Some(Answered::Yes) => Ok(()),

@@ -135,10 +135,11 @@ pub enum Loaded {
 
 /// Storage below DRAM that keeps page copies. Several threads call it at once.
 ///
-/// Six methods make a tier. Five more have a default. Only a tier that puts work off needs its own
+/// Six methods make a tier. Six more have a default. Only a tier that puts work off needs its own
 /// [`Tier::dram`], for pages that wait in memory, and [`Tier::tidy`], for the work. Only one whose
-/// speed is emulated needs [`Tier::reading`]. Only a remote one needs [`Tier::fetch`] and
-/// [`Tier::close`].
+/// speed is emulated needs [`Tier::reading`]. Only a remote one needs [`Tier::fetch`]. One that
+/// uses a file or a cluster needs [`Tier::close`]. Only one whose copies can be changed byte by
+/// byte needs [`Tier::update`].
 ///
 /// A slot may be loaded any number of times, by several threads, until it is freed. The engine
 /// frees a slot only when no load of it is in progress. A demotion may still *read* a slot that is
@@ -161,6 +162,16 @@ pub trait Tier: Send + Sync {
     /// Stores a batch and fills each `result`. Blocks for I/O: worker threads only. A page whose
     /// `result` is `Ok` is readable when this returns.
     fn store(&self, batch: &mut [Store<'_>]);
+
+    /// Makes the copy in `slot` one of `item`, and writes only what differs from it. Returns how
+    /// many bytes were written. `None`: the tier has no way to; nothing was changed. The caller
+    /// owns the slot: no entry names it, and no thread loads or frees it meanwhile. It may be
+    /// loaded, with the stamp of `item`, once this has returned.
+    ///
+    /// Errors: the copy is gone, and the caller frees the slot.
+    fn update(&self, _slot: Slot, _item: &Store<'_>) -> Option<Result<Bytes, StoreError>> {
+        None
+    }
 
     /// Does a few milliseconds of deferred work. An idle worker calls it.
     fn tidy(&self) {}
@@ -187,8 +198,8 @@ pub trait Tier: Send + Sync {
         });
     }
 
-    /// The run has ended, and no method is called after this one: gives back what would outlive the
-    /// process. Takes a few seconds at most.
+    /// The run has ended, or the tier is empty and used no more: gives its space back. Only
+    /// [`Tier::info`] and [`Tier::usage`] are called after this one. Takes a few seconds at most.
     fn close(&self) {}
 
     /// The checksum kept for `slot`. A `Loaded::Read` page must have it, and so must a resident

@@ -418,8 +418,38 @@ pub(crate) enum TiersCommand {
     Drain {
         /// The run's process id, as `undercroft status` shows it.
         pid: u32,
-        /// Which tier: its number, 1 for the fastest, or its name as `undercroft status` shows it.
+        /// Which tier: its number, as `undercroft status` shows it, or its name.
         tier: String,
+
+        /// Print JSON instead of text
+        #[arg(long)]
+        json: bool,
+    },
+    /// Empty a tier while its program runs, and give its space back: a file has none left, and its
+    /// number may be given to another tier. Refused as `drain` is, and if the run may be taken over
+    /// (--takeovers-max)
+    Remove {
+        /// The run's process id, as `undercroft status` shows it.
+        pid: u32,
+        /// Which tier: its number, as `undercroft status` shows it, or its name.
+        tier: String,
+
+        /// Print JSON instead of text
+        #[arg(long)]
+        json: bool,
+    },
+    /// Use another tier while the program runs: it is opened and measured, and comes in front of
+    /// the first tier that is slower. Or use a tier again that is or was drained
+    Add {
+        /// The run's process id, as `undercroft status` shows it.
+        pid: u32,
+        /// A file, device or nvm tier, as `run --tier` takes it; or the number of a drained tier.
+        #[arg(value_name = "SPEC")]
+        tier: String,
+
+        /// Print JSON instead of text
+        #[arg(long)]
+        json: bool,
     },
 }
 
@@ -427,7 +457,10 @@ const TIERS_EXAMPLES: &str = "Examples:
   undercroft tiers
   undercroft tiers --measure ram ram,zstd nvm:/mnt/pmem,size=1G file:/var/tmp,size=1G
   undercroft tiers --json --measure file:/var/tmp,size=1G,shape=nvme
-  undercroft tiers drain 4711 2";
+  undercroft tiers drain 4711 2
+  undercroft tiers add 4711 2
+  undercroft tiers add 4711 file:/mnt/fast,size=8G
+  undercroft tiers remove 4711 file:/var/swap";
 
 /// `undercroft demo`.
 #[derive(Debug, Args)]

@@ -62,9 +62,9 @@ fn dispatch(command: Command) -> Result<ExitCode, Failure> {
         Command::Sim(args) => sim::sim(args),
         Command::Doctor(args) => doctor::doctor(args.json),
         Command::Tiers(args::TiersArgs {
-            command: Some(args::TiersCommand::Drain { pid, tier }),
+            command: Some(command),
             ..
-        }) => drain::drain(pid, &tier),
+        }) => drain::change(&command),
         Command::Tiers(args) if args.measure.is_empty() => show::tiers(args.json),
         Command::Tiers(args) => measure::tiers(&args.measure, args.json),
         Command::Completions { shell } => {

@@ -259,12 +259,13 @@ fn client(snapshot: &Snapshot) -> String {
         Bytes(snapshot.dram_bytes),
         Bytes(snapshot.resident_bytes)
     ));
-    for tier in &snapshot.tiers {
+    for (at, tier) in snapshot.tiers.iter().enumerate() {
         let ratio = tier
             .ratio
             .map_or("-".to_owned(), |ratio| format!("{ratio:.2}"));
         text.push_str(&format!(
-            "  {}{}: logical {}, stored {}, ratio {ratio}\n",
+            "  tier {}, {}{}: logical {}, stored {}, ratio {ratio}\n",
+            at + 1,
             tier.name,
             if tier.emulated { " (emulated)" } else { "" },
             Bytes(tier.logical_bytes),

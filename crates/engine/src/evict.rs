@@ -158,6 +158,35 @@ impl<L: Ledger> Evictions<'_, L> {
         }
     }
 
+    /// Takes the copy that a tier keeps of item `index`, so that it can be changed in place: the
+    /// caller owns its slot from now on, and the page has no copy. The caller publishes the page as
+    /// stored in that slot, or frees it. `None`: there is no copy, others refer to it as well, or
+    /// its tier is closed; nothing is changed.
+    pub fn take_retained(&mut self, index: BatchIndex) -> Option<(TierId, Slot)> {
+        let at = self.engine.batch.place(index);
+        let page = &self.engine.batch.pages[at];
+        let no = page.item.no;
+        let alone = !page.dead && self.engine.batch.followers.iter().all(|(of, _)| *of != at);
+        let entry = self.engine.table.entry(no);
+        let (tier, slot) = (entry.tier, entry.slot);
+        let owns = alone
+            && entry.flags.has(Flags::RETAINED)
+            && tier != TierId::FILL
+            && !self.engine.is_closed(tier)
+            && !self.engine.refs.contains_key(&(tier, slot));
+        if !owns {
+            return None;
+        }
+        let without = Entry {
+            state: entry.state,
+            flags: entry.flags.without(Flags::RETAINED),
+            ..Entry::UNTOUCHED
+        };
+        let left = entry.has_left();
+        (self.engine.table).set(no, if left { without.that_left() } else { without });
+        Some((tier, slot))
+    }
+
     /// Publishes where an item that was `Moved` went. The old copy may be freed after this.
     /// `PutBack`: the caller has installed the bytes at every place of [`Evictions::places_of`].
     /// Appends to `wake` where threads wait.
@@ -290,7 +319,7 @@ impl<L: Ledger> Engine<L> {
                 unused: self.table.entry(item.no).flags.has(Flags::PREFETCHED),
             })
             .collect();
-        self.place.leaving(&leaving, &self.tiers);
+        self.place.leaving(&leaving, &self.ranked);
     }
 
     #[inline(never)]

@@ -485,7 +485,9 @@ impl<L: Ledger> Engine<L> {
                 Some(distance) => {
                     if item.tier != TierId::FILL {
                         self.place.refaulted(distance);
-                        self.place.came_back(item.no, item.tier);
+                        if let Some(rank) = self.rank_of(item.tier) {
+                            self.place.came_back(item.no, TierId(rank as u8));
+                        }
                     }
                     Arrival::SwapIn { distance }
                 }

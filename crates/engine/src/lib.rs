@@ -14,6 +14,8 @@
 //!   [`Migrations::wanted`] for a demotion.
 //! * Moves between tiers: [`Migrations::select`] or [`Migrations::select_slab`] ->
 //!   [`Migrations::demoted`].
+//! * A tier goes: [`Migrations::close`] -> [`Migrations::select_all`], until it is empty ->
+//!   [`Migrations::remove`]. A tier comes: [`Migrations::add`].
 //! * Recovery: [`Engine::recover`] -> the layout events that were read or are queued ->
 //!   [`Engine::reconcile`].
 
@@ -46,7 +48,7 @@ use std::sync::Arc;
 use undercroft_base::{
     Bytes, PAGE_BYTES, PageCount, PageNo, Slot, SpaceId, Stamp, ThreadId, TierId, VirtPage,
 };
-use undercroft_policy::place::{LatencyClass, Place, TierState, waterfall::Waterfall};
+use undercroft_policy::place::{LatencyClass, Place, TIERS_MAX, TierState, waterfall::Waterfall};
 use undercroft_policy::prefetch::Prefetch;
 use undercroft_policy::reclaim::Reclaim;
 
@@ -119,8 +121,15 @@ pub struct Engine<L> {
     place: Box<dyn Place>,
     /// Pages to load together, if the placement policy links pages.
     linked: Option<Vec<PageNo>>,
-    /// The tiers as last reported, fastest first.
+    /// The tiers as last reported, by number.
     tiers: Vec<TierState>,
+    /// The numbers of the tiers that are in use, fastest first. A policy sees only these, and a
+    /// tier's number there is its rank.
+    ranks: Vec<TierId>,
+    /// The states of `ranks`.
+    ranked: Vec<TierState>,
+    /// Each rank is the tier's number.
+    in_order: bool,
     /// The tiers as a mover sees them; kept for its memory.
     asked_of: Vec<TierState>,
     config: Config,
@@ -223,9 +232,14 @@ impl<L: Ledger> Engine<L> {
             prefetch: (!prefetch.is_none()).then_some(prefetch),
             place: Box::new(Waterfall),
             linked: None,
-            tiers: Vec::with_capacity(config.demotes.len()),
-            asked_of: Vec::with_capacity(config.demotes.len()),
-            ages: ages::Ages::new(config.demotes.len()),
+            tiers: Vec::with_capacity(TIERS_MAX),
+            ranks: (0..config.demotes.len())
+                .map(|at| TierId(at as u8))
+                .collect(),
+            ranked: Vec::with_capacity(TIERS_MAX),
+            in_order: true,
+            asked_of: Vec::with_capacity(TIERS_MAX),
+            ages: ages::Ages::new(TIERS_MAX),
             closed: 0,
             config,
             resident: 0,
@@ -297,6 +311,11 @@ impl<L: Ledger> Engine<L> {
 
     fn is_closed(&self, tier: TierId) -> bool {
         self.closed.checked_shr(u32::from(tier.0)).unwrap_or(0) & 1 == 1
+    }
+
+    /// The rank of a tier among those in use.
+    fn rank_of(&self, tier: TierId) -> Option<usize> {
+        self.ranks.iter().position(|other| *other == tier)
     }
 
     fn stamp(&self) -> Stamp {

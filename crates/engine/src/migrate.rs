@@ -52,8 +52,8 @@ impl<L: Ledger> Migrations<'_, L> {
         self.engine.stats.dram_peak = self.engine.stats.dram_peak.max(dram);
     }
 
-    /// Sets what each tier holds now, fastest first. Called before a decision is asked for. The
-    /// engine itself knows whether pages may be demoted from a tier: it sets `demotes`.
+    /// Sets what each tier holds now, by number. Called before a decision is asked for. The engine
+    /// itself knows whether pages may be demoted from a tier: it sets `demotes`.
     pub fn set_tiers(&mut self, tiers: impl IntoIterator<Item = TierState>) {
         self.engine.tiers.clear();
         let mut dram = 0;
@@ -62,7 +62,92 @@ impl<L: Ledger> Migrations<'_, L> {
             dram += state.dram.0;
             self.engine.tiers.push(state);
         }
+        self.rank_states();
         self.set_pool_held(Bytes(dram));
+    }
+
+    /// Brings the states that the policy sees up to date.
+    fn rank_states(&mut self) {
+        let engine = &mut *self.engine;
+        let none = TierState::empty(LatencyClass::Device);
+        let state = |tier: &TierId| *engine.tiers.get(usize::from(tier.0)).unwrap_or(&none);
+        engine.ranked.clear();
+        engine.ranked.extend(engine.ranks.iter().map(state));
+        let mut ranks = engine.ranks.iter().enumerate();
+        engine.in_order = ranks.all(|(rank, tier)| usize::from(tier.0) == rank);
+    }
+
+    /// A new tier is in use from now on, empty, under a number that no tier in use has. Pages that
+    /// are in the tier above it, if that was the last, have no age: the caller notes them, with
+    /// [`Migrations::note_ages`].
+    ///
+    /// * `rank`: how many tiers in use are faster.
+    ///
+    /// Panics if the number is in use, or too large: the caller's bug. Cost: O(tiers).
+    pub fn add(&mut self, tier: TierId, latency: LatencyClass, rank: usize) {
+        let at = usize::from(tier.0);
+        assert!(at < TierId::MAX, "no number for a tier");
+        assert!(self.engine.rank_of(tier).is_none(), "the number is in use");
+        let config = &mut self.engine.config;
+        let count = config.retain.len().max(at + 1);
+        config.retain.resize(count, false);
+        config.demotes.resize(count, false);
+        config.retain[at] = latency != LatencyClass::Memory;
+        let ranks = &mut self.engine.ranks;
+        let rank = rank.min(ranks.len());
+        config.demotes[at] = rank < ranks.len();
+        if rank == ranks.len()
+            && let Some(last) = ranks.last()
+        {
+            config.demotes[usize::from(last.0)] = true;
+        }
+        ranks.insert(rank, tier);
+        self.engine.closed &= !(1 << tier.0);
+        self.rank_states();
+    }
+
+    /// The closed and empty `tier` is used no more. Its number may be given to another.
+    ///
+    /// Panics if it is not closed: the caller's bug. Cost: O(tiers).
+    pub fn remove(&mut self, tier: TierId) {
+        assert!(self.engine.is_closed(tier), "a tier in use was removed");
+        self.engine.ranks.retain(|other| *other != tier);
+        let demotes = &mut self.engine.config.demotes;
+        demotes[usize::from(tier.0)] = false;
+        if let Some(last) = self.engine.ranks.last() {
+            demotes[usize::from(last.0)] = false;
+        }
+        self.rank_states();
+    }
+
+    /// The tiers in use, fastest first.
+    pub fn ranks(&self) -> &[TierId] {
+        &self.engine.ranks
+    }
+
+    /// Notes the ages of pages that are in `tier` since before it demoted, from number `from` on:
+    /// in the order of their numbers, because no other is known. Returns where to go on; `None` at
+    /// the end. Cost: O([`DRAIN_SCAN_MAX`]).
+    pub fn note_ages(&mut self, tier: TierId, from: PageNo) -> Option<PageNo> {
+        let end = self.engine.table.end();
+        let until = end.0.min(from.0.saturating_add(DRAIN_SCAN_MAX));
+        for no in (from.0..until).map(PageNo) {
+            let entry = self.engine.table.entry(no);
+            if is_in(entry, tier) {
+                self.engine.remember_age(no, entry);
+            }
+        }
+        (until < end.0).then_some(PageNo(until))
+    }
+
+    /// The move with numbers in place of ranks.
+    fn by_number(&self, asked: Migration) -> Migration {
+        let number = |rank: TierId| self.engine.ranks[usize::from(rank.0)];
+        Migration {
+            from: number(asked.from),
+            to: number(asked.to),
+            ..asked
+        }
     }
 
     /// What `mover` should move between tiers: the evictor before the next batch leaves, another
@@ -75,6 +160,7 @@ impl<L: Ledger> Migrations<'_, L> {
         let limit = self.engine.config.limit;
         self.ask_of(|tier| (tier.latency == LatencyClass::Device) == (mover == Mover::Background));
         let asked = self.engine.place.migrate(limit, &self.engine.asked_of);
+        let asked = asked.map(|asked| self.by_number(asked));
         asked.filter(|asked| !self.engine.is_closed(asked.to))
     }
 
@@ -82,8 +168,8 @@ impl<L: Ledger> Migrations<'_, L> {
     fn ask_of(&mut self, demotes: impl Fn(&TierState) -> bool) {
         let mut asked_of = std::mem::take(&mut self.engine.asked_of);
         asked_of.clear();
-        for (at, tier) in self.engine.tiers.iter().enumerate() {
-            let closed = self.engine.is_closed(TierId(at as u8));
+        for (tier, id) in self.engine.ranked.iter().zip(&self.engine.ranks) {
+            let closed = self.engine.is_closed(*id);
             asked_of.push(TierState {
                 demotes: tier.demotes && demotes(tier) && !closed,
                 capacity: if closed { Bytes(0) } else { tier.capacity },
@@ -108,18 +194,19 @@ impl<L: Ledger> Migrations<'_, L> {
     /// Where copies of the closed `tier` should go: the next slower tier with room for many, or the
     /// one with most room. `None`: no tier has any.
     pub fn refuge_from(&self, tier: TierId) -> Option<TierId> {
-        let room = |at: &usize| {
-            if self.engine.is_closed(TierId(*at as u8)) {
+        let ranks = &self.engine.ranks[..];
+        let room = |rank: &usize| {
+            if self.engine.is_closed(ranks[*rank]) {
                 Bytes(0)
             } else {
-                self.engine.tiers[*at].headroom()
+                self.engine.ranked[*rank].headroom()
             }
         };
-        let count = self.engine.tiers.len();
         let many = Bytes((DEMOTE_PAGES_MAX * PAGE_BYTES) as u64);
-        let next = (usize::from(tier.0) + 1..count).find(|at| room(at) >= many);
-        let to = next.or_else(|| (0..count).max_by_key(room))?;
-        (room(&to) >= Bytes(PAGE_BYTES as u64)).then_some(TierId(to as u8))
+        let below = self.engine.rank_of(tier)? + 1;
+        let next = (below..ranks.len()).find(|rank| room(rank) >= many);
+        let to = next.or_else(|| (0..ranks.len()).max_by_key(room))?;
+        (room(&to) >= Bytes(PAGE_BYTES as u64)).then_some(ranks[to])
     }
 
     /// Appends pages that are in `tier`, from number `from` on, those that are shared with fork
@@ -182,6 +269,14 @@ impl<L: Ledger> Migrations<'_, L> {
     pub fn slab_wanted(&mut self, now: Nanos) -> Option<SlabMove> {
         self.ask_of(|_| true);
         let asked = self.engine.place.slab_to_move(now, &self.engine.asked_of);
+        let number = |rank: TierId| self.engine.ranks.get(usize::from(rank.0)).copied();
+        let asked = asked.and_then(|asked| {
+            Some(SlabMove {
+                from: number(asked.from)?,
+                to: number(asked.to)?,
+                ..asked
+            })
+        });
         asked.filter(|asked| !self.engine.is_closed(asked.to))
     }
 
@@ -290,16 +385,17 @@ impl<L: Ledger> Evictions<'_, L> {
         let no = self.engine.batch.pages[self.engine.batch.place(index)]
             .item
             .no;
-        let order = self
-            .engine
-            .place
-            .order(PageFacts { no }, &self.engine.tiers);
-        if self.engine.closed == 0 {
+        let engine = &mut *self.engine;
+        let order = engine.place.order(PageFacts { no }, &engine.ranked);
+        if engine.closed == 0 && engine.in_order {
             return order;
         }
         let mut open = TierOrder::default();
-        for tier in order.iter().filter(|tier| !self.engine.is_closed(*tier)) {
-            open.then(tier);
+        for rank in order.iter() {
+            let tier = engine.ranks.get(usize::from(rank.0)).copied();
+            if let Some(tier) = tier.filter(|tier| !engine.is_closed(*tier)) {
+                open.then(tier);
+            }
         }
         open
     }

@@ -433,6 +433,31 @@ impl Tier for FakeTier {
         (kept.stamp == stamp).then_some(kept.checksum)
     }
 
+    fn update(&self, slot: Slot, item: &Store<'_>) -> Option<Result<Bytes, StoreError>> {
+        if self.info.kind != TierKind::Nvm {
+            return None;
+        }
+        let mut inner = self.inner();
+        let rate = inner.rates.store_io;
+        let failed = inner.gone || inner.draw([(rate, ())]).is_some();
+        let kept = inner.kept.get_mut(&slot)?;
+        let half = if failed { PAGE_BYTES / 2 } else { PAGE_BYTES };
+        let written = (0..half).step_by(512).filter(|at| {
+            let sector = *at..*at + 512;
+            let differs = kept.bytes[sector.clone()] != item.page[sector.clone()];
+            kept.bytes[sector.clone()].copy_from_slice(&item.page[sector]);
+            differs
+        });
+        let written = written.count() * 512;
+        (kept.stamp, kept.checksum) = (item.stamp, item.checksum);
+        kept.damaged = *kept.bytes != *item.page;
+        if failed {
+            inner.strike("EIO of a store");
+            return Some(Err(StoreError::Failed(FailKind::Io)));
+        }
+        Some(Ok(Bytes(written as u64)))
+    }
+
     fn free(&self, slots: &[Slot]) {
         let mut inner = self.inner();
         for slot in slots {

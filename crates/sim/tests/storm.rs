@@ -48,7 +48,7 @@ const THREADS: usize = 2;
 const REPLAYS_MAX: u32 = 4000;
 
 /// Cases that the default run must have met; otherwise it proves nothing about them.
-const MUST_SEE: [&str; 89] = [
+const MUST_SEE: [&str; 93] = [
     "EIO of a load",
     "EIO of a store",
     "ENOSPC",
@@ -69,6 +69,8 @@ const MUST_SEE: [&str; 89] = [
     "drain: moved",
     "drain: out of a shared slot",
     "drain: the tier is empty",
+    "drain: the tier was removed",
+    "drain: a tier was added",
     "dropped while loading",
     "event: fork",
     "event: remap",
@@ -136,6 +138,8 @@ const MUST_SEE: [&str; 89] = [
     "takeover: pages in hand",
     "tier hangs",
     "torn write",
+    "update in place failed",
+    "updated in place",
     "waits for room to copy",
     "wake-up late and out of order",
 ];

@@ -22,6 +22,8 @@ use crate::spec::{Limit, TierSpec};
 const PAGES: usize = 4000;
 /// At least this many, however slow the tier is.
 const PAGES_MIN: usize = 64;
+/// Pages of [`load_time`].
+const LOADS: u64 = 512;
 /// Time after which one kind of operation ends.
 const LONGEST: Duration = Duration::from_secs(2);
 /// Bytes that pass in sequence; fewer if the tier is small or slow.
@@ -95,8 +97,9 @@ pub enum MeasureError {
 ///
 /// Errors: it cannot be opened, or a page does not come back as it was.
 pub fn measure(spec: &TierSpec) -> Result<Measured, MeasureError> {
+    let tier = open(spec)?;
     let mut bench = Bench {
-        tier: open(spec)?,
+        tier: tier.as_ref(),
         ring: PageRing::new(RUN_PAGES as u32, RUN_PAGES)?,
     };
     let capacity = bench.tier.info().capacity;
@@ -126,6 +129,22 @@ pub fn measure(spec: &TierSpec) -> Result<Measured, MeasureError> {
     })
 }
 
+/// The time that half of the reads of one page take at most, in random order. Writes 2 MiB, or half
+/// of a small tier, and frees it. At most some seconds.
+///
+/// Errors: a page does not come back as it was.
+pub fn load_time(tier: &dyn Tier) -> Result<Nanos, MeasureError> {
+    let pages = (tier.info().capacity.0 / PAGE_BYTES as u64 / 2).min(LOADS) as usize;
+    let mut bench = Bench {
+        tier,
+        ring: PageRing::new(RUN_PAGES as u32, RUN_PAGES)?,
+    };
+    let (_, slots) = bench.write_all(pages)?;
+    let read = bench.read_each(&slots);
+    bench.tier.free(&slots);
+    Ok(read?.p50)
+}
+
 fn open(spec: &TierSpec) -> Result<Box<dyn Tier>, OpenError> {
     let pool = match spec {
         TierSpec::Ram(ram) => match ram.max {
@@ -151,12 +170,12 @@ fn stamp(number: usize) -> Stamp {
     Stamp(number as u16)
 }
 
-struct Bench {
-    tier: Box<dyn Tier>,
+struct Bench<'a> {
+    tier: &'a dyn Tier,
     ring: PageRing,
 }
 
-impl Bench {
+impl Bench<'_> {
     /// Writes up to `count` pages, one by one.
     fn write_each(&mut self, count: usize) -> Result<(Times, Vec<Slot>), MeasureError> {
         let (mut each, mut slots) = (Vec::new(), Vec::new());

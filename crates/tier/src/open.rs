@@ -230,6 +230,16 @@ impl OpenTier {
 }
 
 impl MadeTier {
+    /// The tier. A pool or an nvm tier is as fast as it is, also if it has a shape.
+    pub fn tier(&self) -> &dyn Tier {
+        match self {
+            MadeTier::Ram(pool) => pool.as_ref(),
+            MadeTier::Nvm(tier) => tier.as_ref(),
+            MadeTier::File(tier) => tier.as_ref(),
+            MadeTier::Remote(tier) => tier.as_ref(),
+        }
+    }
+
     /// Every slot in use. No thread may store or free meanwhile.
     pub fn slots(&self) -> Vec<Slot> {
         let mut slots = Vec::new();

@@ -12,7 +12,8 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use undercroft_base::{
-    Bytes, LoadError, Loaded, Nanos, PAGE_BYTES, Slot, Stamp, Store, Tier, TierInfo, TierUsage,
+    Bytes, LoadError, Loaded, Nanos, PAGE_BYTES, Slot, Stamp, Store, StoreError, Tier, TierInfo,
+    TierUsage,
 };
 use undercroft_device::{Device, NAMES, Profile, Time, by_name};
 
@@ -178,6 +179,19 @@ impl<T: Tier> Tier for Shaped<T> {
 
     fn checksum(&self, slot: Slot, stamp: Stamp) -> Option<u64> {
         self.tier.checksum(slot, stamp)
+    }
+
+    fn update(&self, slot: Slot, item: &Store<'_>) -> Option<Result<Bytes, StoreError>> {
+        let updated = self.tier.update(slot, item)?;
+        if let Ok(Bytes(bytes @ 1..)) = updated {
+            let offset = slot.0.wrapping_mul(PAGE_BYTES as u64);
+            wait_until(self.shape.write(offset, bytes));
+        }
+        Some(updated)
+    }
+
+    fn close(&self) {
+        self.tier.close();
     }
 
     fn free(&self, slots: &[Slot]) {

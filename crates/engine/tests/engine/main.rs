@@ -4,6 +4,7 @@
 mod after_plan;
 mod approach;
 mod bury;
+mod changed;
 mod common;
 mod copy_on_write;
 mod cut_off;

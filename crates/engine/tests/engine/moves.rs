@@ -4,7 +4,7 @@ use crate::common;
 use undercroft_base::{
     Bytes, PAGE_BYTES, PageCount, PageNo, PageState, Slot, SpaceId, TierId, VirtPage, VirtRange,
 };
-use undercroft_engine::{Config, DemoteItem, Engine, Outcome, Room, Taken, VecLedger};
+use undercroft_engine::{Config, DemoteItem, Engine, Mover, Outcome, Room, Taken, VecLedger};
 use undercroft_policy::place::{LatencyClass, SlabMove, TierState};
 use undercroft_policy::reclaim::lru::Lru;
 
@@ -135,4 +135,67 @@ fn a_drain_finds_every_page_of_its_tier_in_parts() {
     let offered = engine.evictions().tiers_for(batch[0].at);
     assert_eq!(offered.iter().collect::<Vec<_>>(), [SLOW]);
     assert_eq!(engine.migrations().refuge_from(FAST), Some(SLOW));
+}
+
+fn state(capacity: u64, held: u64, latency: LatencyClass) -> TierState {
+    TierState {
+        capacity: Bytes(capacity),
+        held: Bytes(held),
+        packed: Bytes(held),
+        ..TierState::empty(latency)
+    }
+}
+
+/// A tier with a late number may be the second fastest. The policy speaks of ranks, the engine of
+/// numbers, and only the last rank keeps its pages.
+#[test]
+fn a_tier_that_is_added_between_others_takes_what_the_fast_one_moves_down() {
+    const MIB: u64 = 1 << 20;
+    const NEW: TierId = TierId(2);
+    let (mut engine, _) = engine(64);
+    let [full, slow, new] = [
+        state(MIB, MIB, LatencyClass::Memory),
+        state(64 * MIB, 0, LatencyClass::Device),
+        state(64 * MIB, 0, LatencyClass::Nvm),
+    ];
+    let wanted = |engine: &mut Engine<VecLedger>, states: &[TierState]| {
+        engine.migrations().set_tiers(states.iter().copied());
+        let asked = engine.migrations().wanted(Mover::Evictor);
+        asked.map(|asked| (asked.from, asked.to))
+    };
+    assert_eq!(wanted(&mut engine, &[full, slow]), Some((FAST, SLOW)));
+    engine.migrations().add(NEW, LatencyClass::Nvm, 1);
+    assert_eq!(engine.migrations().ranks(), [FAST, NEW, SLOW]);
+    assert_eq!(wanted(&mut engine, &[full, slow, new]), Some((FAST, NEW)));
+    // It fills up, and moves down itself.
+    let filled = state(64 * MIB, 64 * MIB, LatencyClass::Nvm);
+    let asked = wanted(&mut engine, &[full, slow, filled]);
+    assert_eq!(asked, Some((NEW, SLOW)));
+    engine.migrations().close(SLOW);
+    assert_eq!(
+        engine.migrations().refuge_from(SLOW),
+        None,
+        "the others are full"
+    );
+    engine.migrations().set_tiers([full, slow, new]);
+    assert_eq!(engine.migrations().refuge_from(SLOW), Some(NEW));
+    engine.migrations().remove(SLOW);
+    assert_eq!(engine.migrations().ranks(), [FAST, NEW]);
+    let asked = wanted(&mut engine, &[full, slow, filled]);
+    assert_eq!(asked, Some((FAST, NEW)), "the last one keeps its pages");
+    // Its number is free again. What lies in the tier above gets ages, and can move.
+    engine.migrations().add(SLOW, LatencyClass::Device, 2);
+    let asked = wanted(&mut engine, &[full, slow, filled]);
+    assert_eq!(asked, Some((NEW, SLOW)));
+}
+
+/// Pages that lie in a tier since it was the last one have no age until they are noted.
+#[test]
+fn ages_are_noted_of_pages_that_are_in_a_tier_already() {
+    let (mut engine, _) = engine(64);
+    let selected = select(&mut engine, 256);
+    assert_eq!(selected.len(), 64);
+    assert!(select(&mut engine, 256).is_empty(), "each is taken once");
+    assert_eq!(engine.migrations().note_ages(FAST, PageNo(0)), None);
+    assert_eq!(select(&mut engine, 256).len(), 64);
 }

@@ -12,7 +12,6 @@ use undercroft_policy::place::PlacementName;
 use undercroft_policy::reclaim::ReclaimName;
 
 use super::Books;
-use super::metered::MeteredTier;
 use crate::sync::lock;
 
 /// The estimator, and what it has not dealt with yet.
@@ -73,7 +72,7 @@ impl Books {
         if events.is_empty() {
             return;
         }
-        let states: Vec<_> = self.tiers.iter().map(MeteredTier::state).collect();
+        let states = self.tiers.ranked_states();
         estimator.feed(events, &Tiers::new(&states, clean));
         events.clear();
     }

@@ -1,12 +1,13 @@
 //! One tier with its counters and latencies.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock};
 use std::time::Instant;
 
 use hdrhistogram::Histogram;
 use undercroft_base::{
-    Bytes, LoadError, Loaded, Nanos, PageCount, Slot, Stamp, Tier, TierKind, TierUsage,
+    Bytes, LoadError, Loaded, Nanos, PAGE_BYTES, PageCount, Slot, Stamp, Store, Tier, TierKind,
+    TierUsage,
 };
 use undercroft_policy::place::{LatencyClass, TierState};
 use undercroft_sys::nvm::MappedAs;
@@ -17,6 +18,7 @@ use undercroft_tier::shape::{ShapeName, Shaped, read_time};
 use undercroft_tier::spec::Rated;
 
 use crate::gauges::latency::new_histogram;
+use crate::report::Drain;
 use crate::sync::lock;
 
 /// Nanoseconds to decompress a page. Not measured: two readings of the clock would cost a tenth.
@@ -40,6 +42,10 @@ pub(crate) struct MeteredTier {
     pub reads: AtomicU64,
     pub writes: AtomicU64,
     pub errors: AtomicU64,
+    /// Of `writes`, the pages whose older copy was changed in place.
+    pub updates: AtomicU64,
+    /// Bytes of these pages that were as before, and not written.
+    unwritten: AtomicU64,
     /// Reads of its device that faults wait for now.
     pub page_ins: AtomicU32,
     pub read_latency: Mutex<Histogram<u64>>,
@@ -60,6 +66,8 @@ pub(crate) struct MeteredTier {
     /// Bytes that it may hold, if its own capacity is more: the limit was lowered.
     ceiling: AtomicU64,
     peaks: Mutex<(TierUsage, TierUsage)>,
+    /// How it was emptied, if it is used no more.
+    pub removed: OnceLock<Drain>,
 }
 
 impl MeteredTier {
@@ -81,11 +89,14 @@ impl MeteredTier {
             reads: AtomicU64::new(0),
             writes: AtomicU64::new(0),
             errors: AtomicU64::new(0),
+            updates: AtomicU64::new(0),
+            unwritten: AtomicU64::new(0),
             page_ins: AtomicU32::new(0),
             read_latency: Mutex::new(new_histogram()),
             load_ns: AtomicU64::new(load_ns),
             ceiling: AtomicU64::new(u64::MAX),
             peaks: Mutex::default(),
+            removed: OnceLock::new(),
         }
     }
 
@@ -126,6 +137,12 @@ impl MeteredTier {
         self
     }
 
+    /// A load was measured to take this long.
+    pub(crate) fn measured(self, load: Nanos) -> MeteredTier {
+        self.load_ns.store(load.0, Ordering::Relaxed);
+        self
+    }
+
     /// It costs this.
     pub(crate) fn rated(mut self, rated: Rated) -> MeteredTier {
         self.rated = rated;
@@ -133,11 +150,40 @@ impl MeteredTier {
     }
 
     /// Bytes written to what is below, as its budget of writes counts them: of a file, what was
-    /// written, and not the pages that were freed before. Of other kinds, all pages stored.
+    /// written, and not the pages that were freed before. Of other kinds, all pages stored, without
+    /// what was as before.
     pub(crate) fn bytes_written(&self) -> Bytes {
         match &self.file {
             Some(file) => Bytes(file.read().bytes_written),
-            None => PageCount(self.writes.load(Ordering::Relaxed)).bytes(),
+            None => {
+                let unwritten = self.unwritten.load(Ordering::Relaxed);
+                let stored = PageCount(self.writes.load(Ordering::Relaxed)).bytes();
+                Bytes(stored.0.saturating_sub(unwritten))
+            }
+        }
+    }
+
+    /// Whether the copies that it has can be changed in place.
+    pub(crate) fn updates_copies(&self) -> bool {
+        self.tier.info().kind == TierKind::Nvm
+    }
+
+    /// Has the copy in `slot` changed in place, and counts. False: it is gone, and the caller frees
+    /// the slot.
+    pub(crate) fn update(&self, slot: Slot, item: &Store<'_>) -> bool {
+        match self.tier.update(slot, item) {
+            Some(Ok(written)) => {
+                let unwritten = (PAGE_BYTES as u64).saturating_sub(written.0);
+                self.unwritten.fetch_add(unwritten, Ordering::Relaxed);
+                self.writes.fetch_add(1, Ordering::Relaxed);
+                self.updates.fetch_add(1, Ordering::Relaxed);
+                true
+            }
+            Some(Err(_)) => {
+                self.errors.fetch_add(1, Ordering::Relaxed);
+                false
+            }
+            None => false,
         }
     }
 

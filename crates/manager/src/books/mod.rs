@@ -5,11 +5,12 @@ mod drain;
 pub(crate) mod ledger;
 pub(crate) mod metered;
 pub(crate) mod runs;
+pub(crate) mod table;
 pub(crate) mod tiers;
 
 use std::cell::Cell;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 
 use undercroft_base::{Bytes, PAGE_BYTES, Slot, SpaceId, TierId, VirtRange};
 use undercroft_engine::Engine;
@@ -20,8 +21,10 @@ use self::drain::Drains;
 use self::ledger::MemfdLedger;
 use self::metered::MeteredTier;
 use self::runs::Runs;
+use self::table::Tiers;
 use crate::gauges::scale::{Hold, Longest};
 use crate::legacy::{Legacy, Row};
+use crate::placement::FAULT_THREADS_MAX;
 use crate::record::Record;
 use crate::sync::lock;
 
@@ -47,13 +50,19 @@ pub(crate) struct Books {
     engine: Mutex<Engine<MemfdLedger>>,
     /// The longest holds of [`Books::engine_for_many`].
     pub holds: Longest,
-    pub tiers: Vec<MeteredTier>,
+    pub tiers: Tiers,
+    /// Held for reading while the evictor stores copies and publishes them. A thread that has
+    /// it for writing knows that no store is under way that began before.
+    pub storing: RwLock<()>,
     /// What a successor needs besides.
     pub legacy: Arc<Legacy>,
     /// The trace of `--trace`. The engine tells it each change.
     pub record: Option<Arc<Record>>,
     /// Estimates the faults of other limits.
     curve: Option<Follower>,
+    /// Slots that each fault thread has not freed yet: it frees many at a time. With one of these
+    /// locked, only a tier is locked.
+    late: [Mutex<Vec<(TierId, Slot)>>; FAULT_THREADS_MAX],
     /// Tiers that are being emptied.
     pub drains: Drains,
     /// Zero pages that were mapped for reads. They count in full, though they hold nothing until
@@ -99,10 +108,12 @@ impl Books {
         Books {
             engine: Mutex::new(engine),
             holds: Longest::default(),
-            tiers,
+            tiers: Tiers::new(tiers),
+            storing: RwLock::default(),
             legacy,
             record,
             curve: None,
+            late: std::array::from_fn(|_| Mutex::new(Vec::with_capacity(1024))),
             drains: Drains::default(),
             zero_runs: Runs::default(),
             leave_next: Runs::default(),
@@ -150,6 +161,24 @@ impl Books {
     /// The managed ranges of a space, as they are now.
     pub(crate) fn regions(&self, space: SpaceId) -> Vec<VirtRange> {
         self.engine().books().regions(space).to_vec()
+    }
+
+    /// Takes slots that no entry names, for fault thread `thread` to free later.
+    pub(crate) fn free_later(&self, engine: &mut Engine<MemfdLedger>, thread: usize) {
+        engine.take_freed(&mut lock(&self.late[thread % FAULT_THREADS_MAX]));
+    }
+
+    /// Frees the slots of a fault thread, if there are at least `least`.
+    pub(crate) fn free_late(&self, thread: usize, least: usize) {
+        let mut late = lock(&self.late[thread % FAULT_THREADS_MAX]);
+        if late.len() >= least {
+            self.free_slots(&mut late);
+        }
+    }
+
+    /// Frees the slots of all fault threads: those that sleep do not come to it.
+    pub(crate) fn free_all_late(&self) {
+        (0..FAULT_THREADS_MAX).for_each(|thread| self.free_late(thread, 1));
     }
 
     /// Frees slots that no entry names, in their tiers. Never call it with the engine locked.

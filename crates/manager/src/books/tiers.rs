@@ -26,20 +26,23 @@ pub struct TierLaunch {
     pub backing: Option<(i32, String, u64)>,
 }
 
-/// The capacity of tier `index` under a limit, if it is a pool.
-pub(crate) fn pool_capacity(tiers: &[TierSpec], memory_max: Bytes, index: usize) -> Option<Bytes> {
-    let TierSpec::Ram(ram) = &tiers[index] else {
+/// The capacity of a tier under a limit, if it is a pool.
+///
+/// * `last`: no tier is below it.
+pub(crate) fn pool_capacity(spec: &TierSpec, memory_max: Bytes, last: bool) -> Option<Bytes> {
+    let TierSpec::Ram(ram) = spec else {
         return None;
     };
     let limit = memory_max.min(total_memory());
-    let percent = pool_percent(index + 1 == tiers.len());
+    let percent = pool_percent(last);
     let default = Bytes((limit.0 as f64 * f64::from(percent) / 100.0) as u64);
     Some(ram.max.map_or(default, |max| max.resolve(limit)))
 }
 
 /// The capacity of tier `index` at the start, as far as the limit decides it.
 fn first_capacity(options: &ClientOptions, index: usize) -> Bytes {
-    pool_capacity(&options.tiers, options.memory_max, index).unwrap_or(Bytes(0))
+    let last = index + 1 == options.tiers.len();
+    pool_capacity(&options.tiers[index], options.memory_max, last).unwrap_or(Bytes(0))
 }
 
 /// The machine's DRAM; more than any machine has if it is unknown.
@@ -130,7 +133,6 @@ fn made(
     for (index, (memory, below)) in inherited.into_iter().enumerate() {
         let spec = &options.tiers[index];
         let opened = OpenTier::inherit(spec, memory, below)?;
-        let shape = spec.shape();
         let pool = first_capacity(options, index);
         let made = if again {
             opened.recover(spec, pool)?
@@ -138,19 +140,25 @@ fn made(
             opened.make(spec, pool)?
         };
         slots.push(if again { made.slots() } else { Vec::new() });
-        let metered = match made {
-            MadeTier::Ram(pool) => MeteredTier::memory(*pool, shape),
-            MadeTier::Nvm(tier) => MeteredTier::nvm(*tier, shape),
-            MadeTier::Remote(tier) => MeteredTier::remote(*tier),
-            MadeTier::File(tier) => {
-                let tier = tier.write_behind(waiting_pages(options.memory_max));
-                let meter = tier.meter();
-                MeteredTier::new(Box::new(tier), Some(meter))
-            }
-        };
-        tiers.push(metered.slowed(shape).rated(spec.rated()));
+        tiers.push(metered(made, spec, options.memory_max));
     }
     Ok((tiers, slots))
+}
+
+/// A tier with its counters.
+pub(crate) fn metered(made: MadeTier, spec: &TierSpec, limit: Bytes) -> MeteredTier {
+    let shape = spec.shape();
+    let metered = match made {
+        MadeTier::Ram(pool) => MeteredTier::memory(*pool, shape),
+        MadeTier::Nvm(tier) => MeteredTier::nvm(*tier, shape),
+        MadeTier::Remote(tier) => MeteredTier::remote(*tier),
+        MadeTier::File(tier) => {
+            let tier = tier.write_behind(waiting_pages(limit));
+            let meter = tier.meter();
+            MeteredTier::new(Box::new(tier), Some(meter))
+        }
+    };
+    metered.slowed(shape).rated(spec.rated())
 }
 
 #[cfg(test)]

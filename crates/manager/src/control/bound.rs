@@ -14,6 +14,7 @@ use undercroft_qos::{
 use super::Control;
 use super::launch::Answered;
 use crate::books::metered::MeteredTier;
+use crate::books::table::Tiers;
 use crate::gauges::knobs::{Knobs, Turned};
 use crate::gauges::page_ins::PageIns;
 use crate::log::warn;
@@ -38,10 +39,10 @@ pub(super) struct Devices {
 
 impl Devices {
     /// The last tier is the regular zone. The first is the buffer, if it is another.
-    pub(super) fn of(tiers: &[MeteredTier], turns: bool) -> Devices {
-        let shape = tiers.last().and_then(|last| last.shape);
+    pub(super) fn of(tiers: &Tiers, turns: bool) -> Devices {
+        let shape = tiers.ranked().next_back().and_then(|last| last.shape);
         let channels = shape.map_or(CHANNELS, |shape| shape.profile().channels);
-        let has_buffer = tiers.len() > 1;
+        let has_buffer = tiers.ranks().count() > 1;
         Devices {
             limits: QueueLimits::of_device(channels, has_buffer),
             has_buffer,
@@ -183,7 +184,7 @@ impl Control {
             read: tier.least_load(),
             pages: tier.state().capacity_pages().0,
         };
-        let capacities: Vec<_> = self.shared.books.tiers.iter().map(capacity).collect();
+        let capacities: Vec<_> = self.shared.books.tiers.ranked().map(capacity).collect();
         let demand = Demand {
             path: PATH,
             pages: None,

@@ -333,7 +333,7 @@ impl Control {
         let managed = self.shared.books.engine().books().managed_pages().0;
         let peak = &self.shared.gauges.managed_pages_peak;
         peak.fetch_max(managed, Ordering::Relaxed);
-        for tier in &self.shared.books.tiers {
+        for tier in self.shared.books.tiers.iter() {
             tier.note_usage();
         }
     }

@@ -61,10 +61,16 @@ pub enum Request {
 }
 
 /// What a user asks a running manager. Nothing at all asks for the status.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Ask {
     /// Empty this tier, counted from 0, and use it no more.
     Drain(u8),
+    /// Empty this tier, counted from 0, and give its space back.
+    Remove(u8),
+    /// Use this tier again, counted from 0, which was to be emptied.
+    Reopen(u8),
+    /// Use another tier: its description, as `--tier` takes it, with an absolute path.
+    Add(String),
     /// Keep this bound from now on.
     Latency {
         /// `None`: no bound.

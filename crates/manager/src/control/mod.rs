@@ -1,6 +1,7 @@
 //! The control thread of the manager: handshakes, exits, pressure, discovery, status. `start.rs`
 //! sets the manager up.
 
+mod add;
 mod beside;
 mod bound;
 mod check;

@@ -4,12 +4,13 @@
 
 use std::time::Instant;
 
-use undercroft_base::{Bytes, Nanos, PAGE_BYTES};
+use undercroft_base::{Bytes, Nanos, PAGE_BYTES, TierKind};
 use undercroft_sys::procfs;
 
 use super::Control;
 use super::launch::Answered;
 use crate::books::tiers::pool_capacity;
+use crate::space::shared::Shared;
 
 /// The smallest limit: that of `run --memory-max`.
 const LEAST: Bytes = Bytes(1 << 20);
@@ -32,7 +33,7 @@ impl Control {
         let to_find = self.unmanaged(&self.shared.processes.all());
         let unmanaged = to_find.values().sum::<u64>() * PAGE_BYTES as u64;
         self.shared.gauges.ask_memory_max(asked);
-        self.limit_pools(asked);
+        limit_pools(&self.shared, asked);
         let stats = {
             let mut engine = self.shared.books.engine();
             let lower = asked < engine.books().limit();
@@ -65,11 +66,10 @@ impl Control {
         if self.shared.books.record.is_some() {
             return Err("a trace is recorded (--trace), and a trace has one limit".to_owned());
         }
-        let tiers = &self.shared.options.tiers;
-        let pool = tiers.len().checked_sub(1).filter(|last| {
-            pool_capacity(tiers, asked, *last).is_some() // compressed pages have no tier below
-        });
-        let held = pool.map_or(Bytes(0), |last| self.shared.books.tiers[last].state().held);
+        let last = self.shared.books.tiers.ranked().next_back();
+        // Compressed pages have no tier below.
+        let pool = last.filter(|last| last.tier.info().kind == TierKind::Ram);
+        let held = pool.map_or(Bytes(0), |pool| pool.state().held);
         if held.0 > asked.0 / 2 {
             return Err(format!(
                 "compressed pages take {held}, and no tier below can have them; give {} at least, or \
@@ -79,18 +79,23 @@ impl Control {
         }
         Ok(())
     }
+}
 
-    /// Compressed pages get the share of the limit that they would have from the start, but never
-    /// more than that was: their address space has its size.
-    fn limit_pools(&self, asked: Bytes) {
-        let tiers = &self.shared.options.tiers;
-        for (at, metered) in self.shared.books.tiers.iter().enumerate() {
-            // What is in the last tier cannot move down.
-            if at + 1 < tiers.len()
-                && let Some(capacity) = pool_capacity(tiers, asked, at)
-            {
-                metered.set_ceiling(capacity);
-            }
+/// Compressed pages get the share of the limit that they would have from the start, but never more
+/// than that was: their address space has its size.
+pub(super) fn limit_pools(shared: &Shared, limit: Bytes) {
+    let tiers = &shared.books.tiers;
+    let Some(last) = tiers.ranks().next_back() else {
+        return;
+    };
+    // What is in the last tier cannot move down. Only tiers of the start are pools.
+    for id in tiers.ranks().filter(|id| *id != last) {
+        let at = usize::from(id.0);
+        if tiers[at].tier.info().kind == TierKind::Ram
+            && let Some(spec) = shared.options.tiers.get(at)
+            && let Some(capacity) = pool_capacity(spec, limit, false)
+        {
+            tiers[at].set_ceiling(capacity);
         }
     }
 }

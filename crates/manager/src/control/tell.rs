@@ -1,5 +1,6 @@
 //! What a run reports: status while it lasts, and the report at its end.
 
+use std::fs::File;
 use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -11,9 +12,9 @@ use undercroft_sys::procfs;
 use undercroft_tier::file::FileMeter;
 use undercroft_tier::remote::RemoteMeter;
 
-use super::Control;
 use super::handshake::HANDSHAKE;
 use super::launch::{Answered, Ask};
+use super::{Control, add};
 use crate::books::metered::MeteredTier;
 use crate::legacy::ASKS;
 use crate::log;
@@ -23,11 +24,15 @@ use crate::report::{
     AccessScans, BoundReport, CostReport, Drain, MissRatioCurve, Policies, PolicyChoice, Rates,
     RemoteReport, Report, ReportInputs, Scale, Snapshot, TierInputs, TierSnapshot, TierUse, peaks,
 };
+use crate::space::shared::Shared;
 use crate::sync::lock;
 
 /// How long a peer may take to say what it asks for; it gets the status then, and may ask again.
 /// Short, because this thread also keeps the limit, and the program itself may be the peer.
 const ASKING: Duration = Duration::from_millis(5);
+
+/// Longest request: the description of a tier, with its path.
+const ASK_BYTES_MAX: usize = 8 << 10;
 
 /// What the report says of one tier.
 fn inputs_of<'a>(
@@ -45,6 +50,7 @@ fn inputs_of<'a>(
         reads: metered.reads.load(Ordering::Relaxed),
         writes: metered.writes.load(Ordering::Relaxed),
         written: metered.bytes_written(),
+        updates: metered.updates.load(Ordering::Relaxed),
         rated: metered.rated,
         errors: metered.errors.load(Ordering::Relaxed),
         read_latency,
@@ -64,11 +70,38 @@ fn use_of(metered: &MeteredTier) -> TierUse {
     }
 }
 
+/// What the status says of the tiers of which the use is known.
+fn tiers_now(shared: &Shared, in_use: &[TierUse]) -> Vec<TierSnapshot> {
+    let ranks: Vec<TierId> = shared.books.tiers.ranks().collect();
+    let uptime = shared.elapsed().as_secs_f64();
+    let all = shared.books.tiers.iter().zip(in_use).enumerate();
+    let tier = |(at, (metered, in_use)): (usize, (&MeteredTier, &TierUse))| {
+        let reads = metered.reads.load(Ordering::Relaxed);
+        let writes = metered.writes.load(Ordering::Relaxed);
+        let rank = ranks.iter().position(|id| usize::from(id.0) == at);
+        TierSnapshot {
+            rank: rank.map(|rank| rank as u64 + 1),
+            load_seconds: Nanos(metered.state().load_ns).seconds(),
+            drain: shared.books.drain_of(at),
+            written_bytes: in_use.written.0,
+            updates: metered.updates.load(Ordering::Relaxed),
+            cost: in_use.cost(),
+            wear: in_use.wear(uptime),
+            remote: (metered.remote.as_ref()).map(|remote| RemoteReport::of(remote.read())),
+            ..TierSnapshot::of(metered.tier.info(), metered.tier.usage(), reads, writes)
+        }
+    };
+    all.map(tier).collect()
+}
+
 /// The kind of a request in the legacy: of each kind the last counts. Drains come first, because a
 /// limit may need a tier's pages elsewhere.
-fn kind_of(ask: Ask) -> usize {
+fn kind_of(ask: &Ask) -> usize {
     match ask {
-        Ask::Drain(tier) => usize::from(tier).min(TierId::MAX),
+        Ask::Drain(tier) | Ask::Remove(tier) | Ask::Reopen(tier) => {
+            usize::from(*tier).min(TierId::MAX)
+        }
+        Ask::Add(_) => TierId::MAX, // never kept: see `Control::carry_out`
         Ask::Latency { .. } => TierId::MAX + 1,
         Ask::Stall { .. } => TierId::MAX + 2,
         Ask::MemoryMax(_) => TierId::MAX + 3,
@@ -90,22 +123,30 @@ impl Control {
         let _ = rustix::net::sockopt::set_socket_timeout(&socket, send, timeout);
         let receive = rustix::net::sockopt::Timeout::Recv;
         let _ = rustix::net::sockopt::set_socket_timeout(&socket, receive, Some(ASKING));
-        let mut asked = [0; 64];
+        let mut asked = [0; ASK_BYTES_MAX];
         let got = rustix::io::read(&socket, &mut asked).unwrap_or(0);
+        let mut peer = File::from(socket);
         let answer = match serde_json::from_slice::<Ask>(&asked[..got]) {
-            Ok(ask) => serde_json::to_vec(&self.obey(ask)),
+            Ok(Ask::Add(spec)) => match self.begin_add(&spec, peer) {
+                Ok(()) => return, // another thread answers
+                Err((why, back)) => {
+                    peer = back;
+                    serde_json::to_vec(&Answered::Refused(why))
+                }
+            },
+            Ok(ask) => serde_json::to_vec(&self.obey(&ask)),
             Err(_) => serde_json::to_vec(&self.snapshot()),
         };
         if let Ok(bytes) = answer {
-            let _ = std::fs::File::from(socket).write_all(&bytes);
+            let _ = peer.write_all(&bytes);
         }
     }
 
     /// Does what a user asks, and keeps it for a successor.
-    fn obey(&mut self, ask: Ask) -> Answered {
+    fn obey(&mut self, ask: &Ask) -> Answered {
         let answered = self.carry_out(ask);
         if answered == Answered::Yes
-            && let Ok(text) = serde_json::to_vec(&ask)
+            && let Ok(text) = serde_json::to_vec(ask)
         {
             self.shared.books.legacy.asked(kind_of(ask), &text);
         }
@@ -118,29 +159,59 @@ impl Control {
             let Ok(ask) = serde_json::from_slice(&text) else {
                 continue;
             };
-            if let Answered::Refused(why) = self.carry_out(ask) {
+            if let Answered::Refused(why) = self.carry_out(&ask) {
                 log::warn(&format!("after a takeover, {ask:?} is not in force: {why}"));
             }
         }
     }
 
-    fn carry_out(&mut self, ask: Ask) -> Answered {
-        let tier = match ask {
-            Ask::Drain(tier) => tier,
-            Ask::Latency { bound } => return self.change_bound(bound),
-            Ask::MemoryMax(asked) => return self.change_limit(Bytes(asked)),
-            Ask::Stall { bound } => return self.change_stall(bound),
+    fn carry_out(&mut self, ask: &Ask) -> Answered {
+        let books = &self.shared.books;
+        let done = match ask {
+            Ask::Drain(tier) => books.drain(TierId(*tier)),
+            Ask::Remove(tier) => self
+                .may_change_tiers()
+                .and_then(|()| books.remove(TierId(*tier))),
+            Ask::Reopen(tier) => books.reopen(TierId(*tier)),
+            Ask::Add(_) => Err("a successor does not know its file".to_owned()),
+            Ask::Latency { bound } => return self.change_bound(*bound),
+            Ask::MemoryMax(asked) => return self.change_limit(Bytes(*asked)),
+            Ask::Stall { bound } => return self.change_stall(*bound),
         };
-        if let Err(why) = self.shared.books.drain(TierId(tier)) {
-            return Answered::Refused(why);
+        match done.and_then(|()| self.have_migrator()) {
+            Ok(()) => Answered::Yes,
+            Err(why) => Answered::Refused(why),
         }
+    }
+
+    /// Has a thread add a tier, and answer `peer`. Error: why not, at once.
+    fn begin_add(&mut self, spec: &str, peer: File) -> Result<(), (String, File)> {
+        if let Err(why) = self.may_change_tiers().and_then(|()| self.have_migrator()) {
+            return Err((why, peer));
+        }
+        add::begin(&self.shared, spec, peer)
+    }
+
+    /// Error: the tiers must stay those of the start.
+    fn may_change_tiers(&self) -> Result<(), String> {
+        match self.shared.options.takeovers_max {
+            0 => Ok(()),
+            _ => Err(
+                "it was started with --takeovers-max, and another manager would look for the \
+                      tiers of the start; `tiers drain` works there"
+                    .to_owned(),
+            ),
+        }
+    }
+
+    /// Starts `uc-migrate`, if it does not run.
+    fn have_migrator(&mut self) -> Result<(), String> {
         if !self.migrates {
-            match Migrator::start(&self.shared) {
-                Ok(_) => self.migrates = true,
-                Err(error) => return Answered::Refused(format!("no thread for it: {error}")),
-            }
+            let started = Migrator::start(&self.shared);
+            started.map_err(|error| format!("no thread for it: {error}"))?;
+            self.migrates = true;
         }
-        Answered::Yes
+        Ok(())
     }
 
     fn scale(&self) -> Scale {
@@ -231,18 +302,7 @@ impl Control {
         );
         let uptime = shared.elapsed();
         let in_use: Vec<TierUse> = shared.books.tiers.iter().map(use_of).collect();
-        let tier = |(at, metered): (usize, &MeteredTier)| {
-            let reads = metered.reads.load(Ordering::Relaxed);
-            let writes = metered.writes.load(Ordering::Relaxed);
-            TierSnapshot {
-                drain: shared.books.drain_of(at),
-                written_bytes: in_use[at].written.0,
-                cost: in_use[at].cost(),
-                wear: in_use[at].wear(uptime.as_secs_f64()),
-                remote: (metered.remote.as_ref()).map(|remote| RemoteReport::of(remote.read())),
-                ..TierSnapshot::of(metered.tier.info(), metered.tier.usage(), reads, writes)
-            }
-        };
+        let tiers = tiers_now(shared, &in_use);
         let (fault_latency, stall, some) = {
             let faults = lock(&shared.gauges.fault_latency);
             let quantiles = crate::report::Quantiles::of(faults.histogram());
@@ -263,7 +323,7 @@ impl Control {
             memory_max_bytes: crate::report::limit(shared.gauges.memory_max().0),
             resident_bytes: resident.0,
             dram_bytes: dram.0,
-            tiers: shared.books.tiers.iter().enumerate().map(tier).collect(),
+            tiers,
             faults: crate::report::Faults::of(&stats),
             fault_latency_seconds: fault_latency,
             stall_seconds: stall.seconds(),
@@ -292,19 +352,19 @@ impl Control {
         let scans = &shared.gauges.scans;
         let metadata =
             metadata + scans.metadata.load(Ordering::Relaxed) + shared.books.curve_bytes();
-        let latencies: Vec<_> = shared
-            .books
-            .tiers
-            .iter()
-            .map(|tier| lock(&tier.read_latency).clone())
-            .collect();
-        let tiers = shared
-            .books
-            .tiers
-            .iter()
-            .zip(&latencies)
-            .enumerate()
-            .map(|(at, (metered, latency))| inputs_of(metered, latency, shared.books.drain_of(at)))
+        let all: Vec<(&MeteredTier, Option<Drain>)> = {
+            let tiers = &shared.books.tiers;
+            let current = tiers.iter().enumerate();
+            let current = current.map(|(at, tier)| (tier, shared.books.drain_of(at)));
+            let earlier = tiers.earlier();
+            let earlier = earlier.map(|tier| (tier, tier.removed.get().copied()));
+            current.chain(earlier).collect()
+        };
+        let latencies = all.iter().map(|(tier, _)| lock(&tier.read_latency).clone());
+        let latencies: Vec<_> = latencies.collect();
+        let tiers = all.iter().zip(&latencies);
+        let tiers = tiers
+            .map(|((metered, drain), latency)| inputs_of(metered, latency, *drain))
             .collect();
         let latency = lock(&shared.gauges.fault_latency).clone();
         let ticks = procfs::cpu_ticks(std::process::id()).unwrap_or(0);

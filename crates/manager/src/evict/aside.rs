@@ -18,6 +18,7 @@ use super::Evictor;
 use crate::books::page_of;
 use crate::space::agent::{Agent, Readiness};
 use crate::space::process::Process;
+use crate::sync::read;
 
 /// Shortest and longest time between two visits. It is an eighth of the time that the youngest has
 /// waited.
@@ -134,6 +135,8 @@ impl Evictor {
         if self.aside.is_empty() || now < self.revisit_at {
             return;
         }
+        let shared = self.shared.clone();
+        let _storing = read(&shared.books.storing);
         let mut youngest = REVISIT_MAX;
         for _ in 0..self.aside.len().min(REVISITS) {
             let Some(mut aside) = self.aside.pop_front() else {

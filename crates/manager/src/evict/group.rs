@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use undercroft_base::{
-    SpaceId, Store, StoreError, TierId, VirtPage, VirtRange, fill_word, page_checksum,
+    Slot, SpaceId, Store, StoreError, TierId, VirtPage, VirtRange, fill_word, page_checksum,
 };
 use undercroft_engine::limits::EVICT_PAGES_MAX;
 use undercroft_engine::{BatchIndex, EvictItem, Outcome, Taken};
@@ -363,6 +363,45 @@ impl Evictor {
         left
     }
 
+    /// Changes the copies that a tier keeps of `pages` in place, if it can. Returns which of them.
+    fn update(
+        &self,
+        group: &[EvictItem],
+        tier: TierId,
+        pages: u64,
+        sums: &[u64; EVICT_PAGES_MAX],
+        fates: &mut [Fate; EVICT_PAGES_MAX],
+    ) -> u64 {
+        let metered = &self.shared.books.tiers[usize::from(tier.0)];
+        let keeps = |at: &usize| group[*at].retained.is_some_and(|(of, ..)| of == tier);
+        if !metered.updates_copies() || !places(pages).any(|at| keeps(&at)) {
+            return 0;
+        }
+        let copies: Vec<(usize, Slot)> = {
+            let mut engine = self.shared.books.engine();
+            let mut evictions = engine.evictions();
+            let mut take = |at: usize| evictions.take_retained(group[at].at);
+            let owned = places(pages).filter(keeps);
+            owned.filter_map(|at| Some((at, take(at)?.1))).collect()
+        };
+        let mut done = 0;
+        for (at, slot) in copies {
+            let item = Store {
+                page: page_of(&self.buffer, at),
+                stamp: group[at].stamp,
+                checksum: sums[at],
+                result: Err(StoreError::Full),
+            };
+            if metered.update(slot, &item) {
+                fates[at] = Fate::Is(Outcome::Stored(tier, slot));
+                done |= 1 << at;
+            } else {
+                metered.tier.free(&[slot]);
+            }
+        }
+        done
+    }
+
     /// Offers `pages` of the group to a tier. Returns those that it took.
     fn offer(
         &mut self,
@@ -372,6 +411,8 @@ impl Evictor {
         sums: &[u64; EVICT_PAGES_MAX],
         fates: &mut [Fate; EVICT_PAGES_MAX],
     ) -> u64 {
+        let mut taken = self.update(group, tier, pages, sums, fates);
+        let pages = pages & !taken;
         let mut batch: Vec<Store<'_>> = places(pages)
             .map(|at| Store {
                 page: page_of(&self.buffer, at),
@@ -381,8 +422,9 @@ impl Evictor {
             })
             .collect();
         let metered = &self.shared.books.tiers[usize::from(tier.0)];
-        metered.tier.store(&mut batch);
-        let mut taken = 0;
+        if !batch.is_empty() {
+            metered.tier.store(&mut batch);
+        }
         for (at, store) in places(pages).zip(&batch) {
             match store.result {
                 Ok(slot) => {

@@ -30,6 +30,7 @@ use crate::gauges::knobs::Turned;
 use crate::space::parts;
 use crate::space::process::Process;
 use crate::space::shared::Shared;
+use crate::sync::read;
 
 /// Pages that are compressed and published at a time. Bounds how long a page that is touched
 /// meanwhile waits.
@@ -169,7 +170,7 @@ impl Evictor {
                 shared
                     .books
                     .tiers
-                    .iter()
+                    .ranked()
                     .for_each(|metered| metered.tier.tidy());
             }
         }
@@ -252,7 +253,7 @@ impl Evictor {
             .faults()
             .set_over_limit(PageCount(0));
         self.admit_waiters();
-        for tier in &self.shared.books.tiers {
+        for tier in self.shared.books.tiers.iter() {
             tier.note_usage();
         }
     }
@@ -350,6 +351,8 @@ impl Evictor {
 
     /// Chooses and evicts one batch. False if no page could be chosen.
     fn evict_batch(&mut self) -> bool {
+        let shared = self.shared.clone();
+        let _storing = read(&shared.books.storing);
         let mut items = std::mem::take(&mut self.items);
         self.unfit = false;
         // Zero pages are not tried twice in a row in vain: their process may be stopped, or in

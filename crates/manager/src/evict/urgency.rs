@@ -47,7 +47,9 @@ impl Evictor {
     /// waits for room. No page of a batch is in hand meanwhile.
     pub(super) fn yield_to_reads(&self) {
         let tiers = &self.shared.books.tiers;
-        let order = self.order_now(TierOrder::downwards(tiers.len()));
+        let mut downwards = TierOrder::default();
+        tiers.ranks().for_each(|tier| downwards.then(tier));
+        let order = self.order_now(downwards);
         let first = order.get(0).and_then(|tier| tiers.get(usize::from(tier.0)));
         let to_device = first.is_some_and(|tier| !tier.is_memory());
         let knobs = &self.shared.gauges.knobs;
@@ -66,7 +68,13 @@ impl Evictor {
 
     /// Where a page goes that the policy would offer to `order`.
     pub(super) fn order_now(&self, order: TierOrder) -> TierOrder {
-        let first = self.shared.books.tiers.first().map(MeteredTier::latency);
+        let first = self
+            .shared
+            .books
+            .tiers
+            .ranked()
+            .next()
+            .map(MeteredTier::latency);
         match (self.turned, first) {
             (Some(turned), Some(first)) if !turned.buffer => order.spares_buffer(first),
             _ => order,
@@ -77,8 +85,10 @@ impl Evictor {
     /// then as fast as the buffer.
     pub(super) fn leaves_copy_behind(&self, tier: TierId) -> bool {
         let tiers = &self.shared.books.tiers;
-        let is_last = usize::from(tier.0) + 1 == tiers.len();
+        let mut ranked = tiers.ranks();
+        let (first, last) = (ranked.next(), ranked.next_back());
         let has_room = |first: &MeteredTier| first.state().headroom() >= ROOM_MIN;
-        self.uses_buffer() && is_last && tiers.len() > 1 && has_room(&tiers[0])
+        let first = first.and_then(|first| tiers.get(usize::from(first.0)));
+        self.uses_buffer() && last == Some(tier) && first.is_some_and(has_room)
     }
 }

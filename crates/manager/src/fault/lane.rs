@@ -19,6 +19,7 @@ use undercroft_sys::ring::PageRing;
 use super::FaultThread;
 use super::install::{Load, Loads};
 use crate::books::metered::MeteredTier;
+use crate::books::table::Tiers;
 use crate::space::process::Process;
 use crate::sync::lock;
 
@@ -370,9 +371,7 @@ impl FaultThread {
         }
         // Freeing takes the tier's lock and may give memory back to the system, so it is not done
         // for each fault.
-        if self.freed.len() >= FREE_BATCH {
-            self.shared.books.free_slots(&mut self.freed);
-        }
+        self.shared.books.free_late(self.index, FREE_BATCH);
     }
 
     /// Counts the plan's page-in for the latency bound, if there is one: its faulting page came
@@ -399,7 +398,7 @@ impl FaultThread {
         let items = this.loads.results(part.clone());
         let mut engine = books.engine();
         engine.faults().finish(fault, items);
-        engine.take_freed(&mut self.freed);
+        books.free_later(&mut engine, self.index);
         engine.migrations().set_pool_held(held);
         drop(engine);
         this.loads.states[part].fill(Load::Finished);
@@ -410,7 +409,7 @@ impl FaultThread {
 /// the kernel holds the completion back.
 fn start_read(
     ring: &mut PageRing,
-    tiers: &[MeteredTier],
+    tiers: &Tiers,
     lane: &mut Lane,
     index: usize,
     base: usize,

@@ -19,7 +19,7 @@ use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
-use undercroft_base::{Nanos, PAGE_BYTES, ThreadId, TierId, VirtPage, VirtRange};
+use undercroft_base::{Nanos, PAGE_BYTES, ThreadId, VirtPage, VirtRange};
 use undercroft_engine::limits::LOAD_PAGES_MAX;
 use undercroft_engine::{Engine, Fault, FaultAnswer, Missing};
 use undercroft_sys::mapping::ZeroPages;
@@ -111,7 +111,6 @@ pub(crate) struct FaultThread {
     lanes: Vec<Lane>,
     idle: Vec<usize>,
     zeros: ZeroPages,
-    freed: Vec<(TierId, undercroft_base::Slot)>,
     /// Scratch: the completions of one reap.
     reaped: Vec<(u64, Result<usize, i32>)>,
     /// The thread that faulted last is the only one that faults, and is bound to a CPU.
@@ -164,7 +163,6 @@ impl FaultThread {
             lanes: (0..LANES).map(|_| Lane::new()).collect(),
             idle: (0..LANES).rev().collect(),
             zeros: undercroft_sys::mapping::PageBuf::zeros(LOAD_PAGES_MAX)?,
-            freed: Vec::with_capacity(1024),
             reaped: Vec::with_capacity(512),
             alone: false,
             awake: Awake::default(),

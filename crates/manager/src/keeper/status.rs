@@ -48,6 +48,9 @@ pub(super) fn status_of(socket: &Path, patience: Duration) -> Option<Snapshot> {
     serde_json::from_slice(&exchange(socket, &[], patience)?).ok()
 }
 
+/// Longest time that another tier may take to be opened and measured.
+const ADDING: Duration = Duration::from_secs(60);
+
 /// Has the run of keeper `pid` do something. `None`: there is no such run, or it does not answer.
 pub fn ask(pid: u32, what: Ask) -> Option<Answered> {
     let is_it =
@@ -58,6 +61,19 @@ pub fn ask(pid: u32, what: Ask) -> Option<Answered> {
 /// The same of the run with this socket.
 pub(super) fn ask_at(socket: &Path, what: Ask) -> Option<Answered> {
     let question = serde_json::to_vec(&what).ok()?;
+    if let Ask::Add(_) = what {
+        // It is asked again only if the request was not read: the answer was the status, or came
+        // too early.
+        let begun = Instant::now();
+        for _ in 0..TRIES {
+            match exchange(socket, &question, ADDING).map(|it| serde_json::from_slice(&it)) {
+                Some(Ok(answered)) => return Some(answered),
+                None if begun.elapsed() > PATIENCE => return None,
+                Some(Err(_)) | None => {}
+            }
+        }
+        return None;
+    }
     (0..TRIES).find_map(|_| serde_json::from_slice(&exchange(socket, &question, PATIENCE)?).ok())
 }
 

@@ -165,7 +165,8 @@ impl Copies {
             Ok(Loaded::Done) => (State::Ready(sum), None),
             Ok(Loaded::Read { fd, offset }) => (State::Reading { sum, again }, Some((fd, offset))),
             Ok(Loaded::Fetch) => (State::Reading { sum, again }, None),
-            Err(_) => (State::Gone, None),
+            Err(LoadError::Late) => (State::Gone, None),
+            Err(LoadError::Corrupt | LoadError::Failed(_)) => (State::Bad, None),
         };
         self.states[at] = state;
         if loaded == Ok(Loaded::Fetch) {

@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use undercroft_base::{Nanos, PAGE_BYTES, PageNo, Store, StoreError, TierId};
+use undercroft_base::{Nanos, PAGE_BYTES, PageCount, PageNo, Store, StoreError, TierId};
 use undercroft_engine::limits::DEMOTE_PAGES_MAX;
 use undercroft_engine::{DemoteItem, Mover};
 use undercroft_policy::place::{LatencyClass, TIERS_MAX, TierState};
@@ -50,17 +50,21 @@ pub(crate) struct Migrator {
     drain_helps: bool,
     /// It could not move a page in this round.
     drain_fails: bool,
+    /// Pages of this round that could not be read.
+    drain_unreadable: u64,
+    /// Pages of the last move that could not be read.
+    unreadable: u64,
 }
 
 impl Migrator {
     /// Whether there may be work for it: a tier is below a device, or the policy moves slabs.
     pub(crate) fn is_needed(shared: &Shared) -> bool {
-        let tiers = &shared.books.tiers[..];
-        let above_others = tiers.split_last().map_or(&[][..], |(_, others)| others);
+        let mut above_others: Vec<&MeteredTier> = shared.books.tiers.ranked().collect();
+        above_others.pop();
         if !above_others.is_empty() && shared.books.engine().migrations().moves_slabs() {
             return true;
         }
-        let device = |tier: &MeteredTier| tier.latency() == LatencyClass::Device;
+        let device = |tier: &&MeteredTier| tier.latency() == LatencyClass::Device;
         above_others.iter().any(device)
     }
 
@@ -76,6 +80,8 @@ impl Migrator {
             drained_to: PageNo(0),
             drain_helps: false,
             drain_fails: false,
+            drain_unreadable: 0,
+            unreadable: 0,
             shared,
             states: Vec::with_capacity(TIERS_MAX),
             items: Vec::with_capacity(DEMOTE_PAGES_MAX),
@@ -89,6 +95,7 @@ impl Migrator {
         while !self.shared.signals.stopped() {
             let begun = Instant::now();
             self.items.clear();
+            self.shared.books.remove_drained();
             let drain = self.shared.books.to_drain();
             let (mut moved, mut rate) = (0, DRAIN_BYTES_A_SECOND);
             if let Some(tier) = drain {
@@ -122,21 +129,31 @@ impl Migrator {
                 let moved = self.find_refuge(tier);
                 self.drain_helps |= moved > 0;
                 self.drain_fails |= moved == 0;
+                self.drain_unreadable += std::mem::take(&mut self.unreadable);
                 if moved > 0 || next.is_some() {
                     return moved;
                 }
             }
             if next.is_none() {
-                let helps = std::mem::take(&mut self.drain_helps);
-                let stuck = std::mem::take(&mut self.drain_fails) && !helps;
-                self.shared
-                    .books
-                    .drains
-                    .stuck
-                    .store(stuck, Ordering::Relaxed);
+                self.end_round(tier);
                 return 0;
             }
         }
+    }
+
+    /// The ledger was read to its end. If no page moved, only those are left that have no room or
+    /// cannot be read.
+    fn end_round(&mut self, tier: TierId) {
+        let helps = std::mem::take(&mut self.drain_helps);
+        let stuck = std::mem::take(&mut self.drain_fails) && !helps;
+        let unreadable = std::mem::take(&mut self.drain_unreadable);
+        let books = &self.shared.books;
+        books.free_all_late();
+        books.drains.stuck.store(stuck, Ordering::Relaxed);
+        let known = if stuck { unreadable } else { 0 };
+        let new = books.note_unreadable(tier, PageCount(known));
+        let errors = &books.tiers[usize::from(tier.0)].errors;
+        errors.fetch_add(new, Ordering::Relaxed);
     }
 
     /// Moves the selected pages to where there is room. Returns how many.
@@ -169,7 +186,7 @@ impl Migrator {
             migration
         };
         match migration {
-            Some(migration) => self.carry_out(migration.from, migration.to),
+            Some(migration) => self.move_from(migration.from, migration.to),
             None => self.move_slab(),
         }
     }
@@ -187,13 +204,23 @@ impl Migrator {
                 slab
             };
             if !self.items.is_empty() {
-                return self.carry_out(slab.from, slab.to);
+                return self.move_from(slab.from, slab.to);
             }
         }
         0
     }
 
-    /// Moves the selected pages. Returns how many.
+    /// As [`Migrator::carry_out`], and counts the pages that could not be read.
+    fn move_from(&mut self, from: TierId, to: TierId) -> usize {
+        let moved = self.carry_out(from, to);
+        let errors = &self.shared.books.tiers[usize::from(from.0)].errors;
+        let unreadable = std::mem::take(&mut self.unreadable);
+        errors.fetch_add(unreadable, Ordering::Relaxed);
+        moved
+    }
+
+    /// Moves the selected pages. Returns how many. Adds those that could not be read to
+    /// `unreadable`.
     fn carry_out(&mut self, from: TierId, to: TierId) -> usize {
         let tiers = &self.shared.books.tiers;
         let (from, below) = (&tiers[usize::from(from.0)], &tiers[usize::from(to.0)]);
@@ -228,7 +255,7 @@ impl Migrator {
                 }
             }
         }
-        from.errors.fetch_add(bad, Ordering::Relaxed);
+        self.unreadable += bad;
         below.writes.fetch_add(moved as u64, Ordering::Relaxed);
         self.shared.books.free_released();
         moved

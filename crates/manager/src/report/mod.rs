@@ -274,6 +274,10 @@ pub struct TierReport {
     /// before compression.
     #[serde(default)]
     pub written_bytes: u64,
+    /// Of `writes`, the pages whose older copy was changed in place: only the parts of 512 bytes
+    /// that differ were written.
+    #[serde(default)]
+    pub updates: u64,
     /// What it costs; null without a price.
     #[serde(default)]
     pub cost: Option<TierCost>,
@@ -307,6 +311,16 @@ pub struct Drain {
     pub seconds_left: Option<f64>,
     /// What is left cannot be moved at the moment: no tier has room, or it cannot be read.
     pub stuck: bool,
+    /// Pages that cannot be read, if all others have left: a touch of one ends the program. They
+    /// stay where they are.
+    #[serde(default)]
+    pub pages_unreadable: u64,
+    /// It is to be removed once it is empty.
+    #[serde(default)]
+    pub removes: bool,
+    /// It was removed (`undercroft tiers remove`): its space was given back.
+    #[serde(default)]
+    pub removed: bool,
 }
 
 /// What the file or device of a tier was asked for, and what it refused.
@@ -552,6 +566,8 @@ pub struct TierInputs<'a> {
     pub writes: u64,
     /// Bytes written to what is below.
     pub written: Bytes,
+    /// Pages whose older copy was changed in place.
+    pub updates: u64,
     /// What the user says that it costs.
     pub rated: Rated,
     /// Failed reads and writes.
@@ -650,6 +666,7 @@ impl TierReport {
             reads: inputs.reads,
             writes: inputs.writes,
             written_bytes: inputs.written.0,
+            updates: inputs.updates,
             cost: in_use.cost(),
             wear: in_use.wear(wall.seconds()),
             errors: inputs.errors,

@@ -152,6 +152,12 @@ impl PressureReport {
 pub struct TierSnapshot {
     /// As the user gave it.
     pub name: String,
+    /// 1 = the fastest in use; null if it was removed.
+    #[serde(default)]
+    pub rank: Option<u64>,
+    /// Time of a load, as measured lately; for `ram` and `nvm` an estimate.
+    #[serde(default)]
+    pub load_seconds: f64,
     /// `ram`, `nvm`, `file` or `redis`.
     pub kind: String,
     /// True when its speed is emulated.
@@ -172,6 +178,10 @@ pub struct TierSnapshot {
     /// the pages, before compression.
     #[serde(default)]
     pub written_bytes: u64,
+    /// Of `writes`, the pages whose older copy was changed in place: only the parts of 512 bytes
+    /// that differ were written.
+    #[serde(default)]
+    pub updates: u64,
     /// What it costs at its peak so far; null without a price.
     #[serde(default)]
     pub cost: Option<TierCost>,
@@ -220,6 +230,8 @@ impl TierSnapshot {
     pub fn of(info: &TierInfo, usage: TierUsage, reads: u64, writes: u64) -> TierSnapshot {
         TierSnapshot {
             name: info.name.clone(),
+            rank: None,
+            load_seconds: 0.0,
             kind: kind_name(info.kind).to_owned(),
             emulated: info.emulated,
             logical_bytes: usage.logical.0,
@@ -229,6 +241,7 @@ impl TierSnapshot {
             reads,
             writes,
             written_bytes: 0,
+            updates: 0,
             cost: None,
             wear: None,
             remote: None,

@@ -82,6 +82,7 @@ fn sample() -> Report {
             reads: 100,
             writes: 125,
             written: Bytes(1 << 30),
+            updates: 0,
             rated: rated(),
             errors: 0,
             read_latency: &histogram([]),

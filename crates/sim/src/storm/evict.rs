@@ -7,7 +7,7 @@ use undercroft_base::{
 use undercroft_engine::{DemoteItem, EvictItem, Missing, Mover, Outcome, Taken};
 use undercroft_model::{Content, MoveRefusal, Refusal};
 
-use undercroft_policy::place::Migration;
+use undercroft_policy::place::{LatencyClass, Migration};
 
 use super::setup::Sabotage;
 use super::work::{Demotion, DeviceRead, Eviction, TakenOut, place_of};
@@ -297,10 +297,43 @@ impl World {
         self.update_pool();
         let sum = page_checksum(&bytes, item.stamp);
         let mut order = self.engine.evictions().tiers_for(item.at).iter();
-        match order.find_map(|tier| self.store_in(tier, &bytes, item.stamp, sum)) {
+        let placed = order.find_map(|tier| {
+            let updated = self.update_in(tier, item, &bytes, sum);
+            updated.or_else(|| self.store_in(tier, &bytes, item.stamp, sum))
+        });
+        match placed {
             Some((tier, slot)) => Outcome::Stored(tier, slot),
             None => Outcome::PutBack,
         }
+    }
+
+    /// Changes the copy that a tier keeps of the page in place, if it can.
+    fn update_in(
+        &mut self,
+        to: TierId,
+        item: EvictItem,
+        bytes: &[u8],
+        checksum: u64,
+    ) -> Option<(TierId, Slot)> {
+        let keeps = item.retained.is_some_and(|(of, ..)| of == to);
+        let tier = &self.tiers[usize::from(to.0)];
+        if !keeps || tier.info().kind != TierKind::Nvm {
+            return None;
+        }
+        let (_, slot) = self.engine.evictions().take_retained(item.at)?;
+        let store = Store {
+            page: bytes,
+            stamp: item.stamp,
+            checksum,
+            result: Err(StoreError::Full),
+        };
+        if matches!(tier.update(slot, &store), Some(Ok(_))) {
+            self.saw("updated in place");
+            return Some((to, slot));
+        }
+        tier.free(&[slot]);
+        self.saw("update in place failed");
+        None
     }
 
     fn store_in(
@@ -485,6 +518,12 @@ impl World {
 
     /// Begins a drain, or goes on with it. False if nothing of it is to be moved now.
     fn drain_step(&mut self) -> bool {
+        if self.removed.is_some() {
+            if self.random.chance(1, 40) {
+                self.add_removed();
+            }
+            return false;
+        }
         let Some((tier, from)) = self.drain else {
             if self.tiers.len() > 1 && self.random.chance(1, 40) {
                 let tier = TierId(self.random.index(self.tiers.len()) as u8);
@@ -495,7 +534,10 @@ impl World {
         if self.tiers[usize::from(tier.0)].usage().logical == Bytes(0) {
             self.saw("drain: the tier is empty");
             if self.random.chance(1, 20) {
-                self.end_drain();
+                self.drained += 1;
+                if self.drained.is_multiple_of(2) || !self.remove_drained(tier) {
+                    self.end_drain();
+                }
             }
             return false;
         }
@@ -513,8 +555,47 @@ impl World {
         self.drain = Some((tier, PageNo(0)));
     }
 
-    /// The tier is used again.
+    /// Takes a tier out that is closed and empty. False: copies are on their way to it.
+    fn remove_drained(&mut self, tier: TierId) -> bool {
+        let moves = [&self.demotion, &self.second_demotion];
+        if moves.into_iter().flatten().any(|of| of.to == tier) {
+            return false;
+        }
+        self.log(|| format!("remove {tier:?}"));
+        self.saw("drain: the tier was removed");
+        self.engine.migrations().remove(tier);
+        self.drain = None;
+        self.removed = Some(tier);
+        true
+    }
+
+    /// Takes the tier that was removed into use again, at any place in the order.
+    fn add_removed(&mut self) {
+        let Some(tier) = self.removed.take() else {
+            return;
+        };
+        let latency = match self.tiers[usize::from(tier.0)].info().kind {
+            TierKind::Ram => LatencyClass::Memory,
+            TierKind::Nvm => LatencyClass::Nvm,
+            TierKind::File | TierKind::Remote => LatencyClass::Device,
+        };
+        let rank = self.steps as usize % self.tiers.len();
+        self.log(|| format!("add {tier:?} at rank {rank}"));
+        self.saw("drain: a tier was added");
+        self.engine.migrations().add(tier, latency, rank);
+        self.update_pool();
+        for rank in 0..self.tiers.len() {
+            let of = self.engine.migrations().ranks()[rank];
+            let mut from = Some(PageNo(0));
+            while let Some(next) = from {
+                from = self.engine.migrations().note_ages(of, next);
+            }
+        }
+    }
+
+    /// Every tier is used again.
     pub fn end_drain(&mut self) {
+        self.add_removed();
         if let Some((tier, _)) = self.drain.take() {
             self.engine.migrations().reopen(tier);
         }
@@ -558,7 +639,8 @@ impl World {
         });
         // Now and then a page moves although the engine did not ask. The engine cannot tell.
         let from = self.random.index(self.tiers.len());
-        let any = from + 1 < self.tiers.len() && self.random.chance(1, 20);
+        let there = self.removed != Some(TierId(from as u8 + 1));
+        let any = from + 1 < self.tiers.len() && self.random.chance(1, 20) && there;
         let any = any.then(|| Migration {
             from: TierId(from as u8),
             to: TierId(from as u8 + 1),

@@ -96,6 +96,7 @@ impl World {
         self.demotion = None;
         self.second_demotion = None;
         self.drain = None;
+        self.removed = None;
         self.freed.clear();
         self.wakes.clear();
         self.evictor_nap = None;

@@ -167,6 +167,10 @@ pub struct World {
     pub demotion: Option<Demotion>,
     /// The tier that is being emptied, and where its drain goes on.
     pub drain: Option<(TierId, PageNo)>,
+    /// The tier that was taken out of use.
+    pub removed: Option<TierId>,
+    /// Drains that ended with the tier empty.
+    pub drained: u64,
     /// Another one. The two change places.
     pub second_demotion: Option<Demotion>,
     /// Slots taken from the engine and not yet given back to the tiers.
@@ -248,6 +252,8 @@ impl World {
             demotion: None,
             second_demotion: None,
             drain: None,
+            removed: None,
+            drained: 0,
             freed: Vec::new(),
             wakes: Vec::new(),
             evictor_nap: None,

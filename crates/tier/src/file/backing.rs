@@ -184,6 +184,13 @@ impl Backing {
         }
     }
 
+    /// Gives all space of a file back. A device stays as it is.
+    pub(super) fn give_back(&self) {
+        if !self.block_device {
+            let _ = self.file.set_len(0); // the space is given back when the file is closed
+        }
+    }
+
     /// Tells the file system or device that the bytes of the range are no longer needed.
     pub(super) fn discard(&self, offset: u64, bytes: u64) -> io::Result<()> {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;

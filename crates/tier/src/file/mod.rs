@@ -621,6 +621,11 @@ impl Tier for FileTier {
         self.behind.dram()
     }
 
+    fn close(&self) {
+        self.backing.give_back();
+        let _ = self.table.punch(0, self.table.len()); // a refusal leaves the memory in use
+    }
+
     fn tidy(&self) {
         self.discard_surplus(DIRTY_SLABS_KEPT, DISCARDS_AT_ONCE);
         self.release_reserve();

@@ -208,6 +208,15 @@ impl AsFd for NvmBacking {
     }
 }
 
+/// Gives all space of a file back, and a device to other runs. A load of the mapping fails then.
+pub(super) fn give_back(file: &File) {
+    if file.metadata().is_ok_and(|of| of.is_file()) {
+        let _ = file.set_len(0); // the space is given back when the file is closed
+    } else {
+        let _ = rustix::fs::flock(file, FlockOperation::Unlock);
+    }
+}
+
 fn open(path: &Path, flags: OFlags) -> Result<File, Errno> {
     let flags = flags | OFlags::RDWR | OFlags::CLOEXEC;
     rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR).map(File::from)

@@ -33,6 +33,8 @@ use slots::{Slots, is_taken};
 
 /// The size is a multiple of this.
 pub(crate) const UNIT_BYTES: u64 = 1 << 20;
+/// What is written of a copy that is changed: the smallest pages of the PCM paper.
+const SECTOR_BYTES: usize = 512;
 const UNIT_SLOTS: u64 = UNIT_BYTES / PAGE_BYTES as u64;
 /// Largest size: slot numbers stay far inside a page entry's room.
 const SIZE_MAX: u64 = 1 << 44;
@@ -146,6 +148,33 @@ impl NvmTier {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Writes the sectors of a page that are not as in its slot; neighbours together.
+    fn write_changed(&self, slot: Slot, item: &Store<'_>) -> Result<Bytes, StoreError> {
+        let failed = |_| StoreError::Failed(FailKind::Io);
+        let start = slot.0 as usize * PAGE_BYTES;
+        let mut old = [0; PAGE_BYTES];
+        self.mapped.load(start, &mut old).map_err(failed)?;
+        self.checksum_of(slot.0).store(item.checksum, Relaxed);
+        let sectors = old.chunks(SECTOR_BYTES).zip(item.page.chunks(SECTOR_BYTES));
+        let mut changed = sectors.map(|(old, new)| old != new).enumerate().peekable();
+        let mut written = 0;
+        while let Some((first, differs)) = changed.next() {
+            if !differs {
+                continue;
+            }
+            let mut end = first + 1;
+            while changed.next_if(|(_, differs)| *differs).is_some() {
+                end += 1;
+            }
+            let range = first * SECTOR_BYTES..end * SECTOR_BYTES;
+            written += range.len() as u64;
+            let (at, bytes) = (start + range.start, &item.page[range]);
+            self.mapped.store(at, bytes).map_err(failed)?;
+        }
+        self.mapped.fence();
+        Ok(Bytes(written))
+    }
+
     fn publish(&self, slots: &Slots) {
         self.taken
             .store(self.slot_count - slots.free_slots(), Relaxed);
@@ -200,6 +229,13 @@ impl Tier for NvmTier {
         }
     }
 
+    fn update(&self, slot: Slot, item: &Store<'_>) -> Option<Result<Bytes, StoreError>> {
+        if !is_taken(self.bitmap(), slot.0) {
+            return None;
+        }
+        Some(self.write_changed(slot, item))
+    }
+
     fn load(&self, slot: Slot, stamp: Stamp, dst: &mut [u8]) -> Result<Loaded, LoadError> {
         let kept = self.checksum(slot, stamp).ok_or(LoadError::Corrupt)?;
         self.mapped
@@ -214,6 +250,11 @@ impl Tier for NvmTier {
 
     fn checksum(&self, slot: Slot, _stamp: Stamp) -> Option<u64> {
         is_taken(self.bitmap(), slot.0).then(|| self.checksum_of(slot.0).load(Relaxed))
+    }
+
+    fn close(&self) {
+        backing::give_back(self.mapped.file());
+        let _ = self.table.punch(0, self.table.len()); // a refusal leaves the memory in use
     }
 
     fn free(&self, freed: &[Slot]) {

@@ -141,6 +141,108 @@ fn nvm_is_recovered_with_its_pages() {
     assert!(matches!(refused, NvmTierError::NotASlotTable), "{refused}");
 }
 
+fn store_of<'a>(page: &'a [u8], stamp: Stamp) -> Store<'a> {
+    Store {
+        page,
+        stamp,
+        checksum: page_checksum(page, stamp),
+        result: Err(StoreError::Full),
+    }
+}
+
+/// Only sectors that differ are written, and the copy has the new bytes, stamp and checksum. The
+/// old stamp does not verify any more, and neighbours stay as they are.
+#[test]
+fn nvm_copy_that_is_changed_in_place_has_the_new_bytes_and_writes_what_differs() {
+    for folder in directories() {
+        let tier = tier(folder.path(), 1 << 20);
+        let mut random = Pages::new(7);
+        let old = pages(&mut random, 3);
+        let slots = stored(&tier, &old);
+        let mut dst = [0; PAGE_BYTES];
+        for (round, changed) in [
+            vec![],
+            vec![0],
+            vec![7, 8],
+            (0..4096).step_by(512).collect(),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let now = Stamp(100 + round as u16);
+            let mut page = old[1].0.to_vec();
+            changed.iter().for_each(|at: &usize| page[*at] ^= 0xff);
+            let before = tier.load(slots[1], tier_stamp(round), &mut dst);
+            assert_eq!(before, Ok(Loaded::Done));
+            let sectors = |at: &usize| dst[at * 512..][..512] != page[at * 512..][..512];
+            let expected = (0..8).filter(sectors).count() as u64 * 512;
+            let updated = tier.update(slots[1], &store_of(&page, now));
+            assert_eq!(updated, Some(Ok(Bytes(expected))), "round {round}");
+            assert_eq!(tier.load(slots[1], now, &mut dst), Ok(Loaded::Done));
+            assert_eq!(dst[..], page[..]);
+            let before = tier.load(slots[1], tier_stamp(round), &mut dst);
+            assert_eq!(before, Err(LoadError::Corrupt));
+        }
+        for at in [0, 2] {
+            assert_eq!(tier.load(slots[at], old[at].1, &mut dst), Ok(Loaded::Done));
+            assert_eq!(dst[..], old[at].0[..]);
+        }
+        tier.free(&slots);
+        let page = old[0].0.to_vec();
+        assert_eq!(
+            tier.update(slots[0], &store_of(&page, Stamp(0))),
+            None,
+            "free"
+        );
+    }
+}
+
+/// The stamp of the copy before this round of the test above.
+fn tier_stamp(round: usize) -> Stamp {
+    match round {
+        0 => Stamp(1),
+        _ => Stamp(99 + round as u16),
+    }
+}
+
+/// What a change in place costs the processor, against a whole store: for docs/design/0032.
+#[test]
+#[ignore = "measures; run by hand with --release --nocapture"]
+fn nvm_update_costs() {
+    let folder = tempfile::tempdir_in("/dev/shm").expect("a scratch folder");
+    let tier = tier(folder.path(), 16 << 20); // all of it is in use
+    let pages = pages(&mut Pages::new(7), 4096);
+    let slots = stored(&tier, &pages);
+    for sectors in [0, 1, 2, 4, 8] {
+        let mut least = f64::MAX;
+        for round in 0..5u8 {
+            let mut changed: Vec<Vec<u8>> = pages.iter().map(|(page, _)| page.to_vec()).collect();
+            for page in &mut changed {
+                (0..sectors).for_each(|at| page[at * 512] ^= 1 + 2 * round);
+            }
+            let begun = std::time::Instant::now();
+            for (slot, page) in slots.iter().zip(&changed) {
+                let item = store_of(page, Stamp(9));
+                assert!(matches!(tier.update(*slot, &item), Some(Ok(_))));
+            }
+            least = least.min(begun.elapsed().as_nanos() as f64 / slots.len() as f64);
+        }
+        println!("{sectors} of 8 sectors changed, with its checksum: {least:.0} ns a page");
+    }
+    let mut least = f64::MAX;
+    for _ in 0..5 {
+        tier.free(&slots);
+        let begun = std::time::Instant::now();
+        for (page, _) in &pages {
+            let mut item = [store_of(&page[..], Stamp(9))];
+            tier.store(&mut item);
+            assert!(item[0].result.is_ok());
+        }
+        least = least.min(begun.elapsed().as_nanos() as f64 / slots.len() as f64);
+    }
+    println!("whole stores, with their checksums: {least:.0} ns a page");
+}
+
 #[test]
 fn nvm_refuses_what_it_cannot_have_and_says_how_to_do_better() {
     let directory = tempfile::tempdir().unwrap();

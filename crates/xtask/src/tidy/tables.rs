@@ -152,7 +152,9 @@ pub(super) const MANAGER_ORDER: &[(&str, &[&str])] = &[
     ),
     (
         "books",
-        &["ledger", "metered", "runs", "tiers", "curve", "drain"],
+        &[
+            "ledger", "metered", "runs", "tiers", "table", "curve", "drain",
+        ],
     ),
     (
         "control",
@@ -163,6 +165,7 @@ pub(super) const MANAGER_ORDER: &[(&str, &[&str])] = &[
             "bound",
             "stall",
             "resize",
+            "add",
             "handshake",
             "tell",
             "check",

@@ -1,0 +1,130 @@
+//! Another tier while the program runs (`undercroft tiers add`). A thread opens and measures it:
+//! that may take a while, and the control thread keeps the limit meanwhile.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::Builder;
+
+use undercroft_base::{Bytes, Nanos};
+use undercroft_tier::measure;
+use undercroft_tier::open::OpenTier;
+use undercroft_tier::shape::read_time;
+use undercroft_tier::spec::TierSpec;
+
+use super::launch::Answered;
+use super::resize::limit_pools;
+use crate::books::tiers;
+use crate::space::shared::Shared;
+
+/// Whether a tier is being added. One at a time.
+static ADDS: AtomicBool = AtomicBool::new(false);
+
+/// Has a thread add the tier, and tell `peer` when it is in use, or why it is not.
+///
+/// Errors: why not, at once.
+pub(super) fn begin(
+    shared: &Arc<Shared>,
+    spec: &str,
+    mut peer: File,
+) -> Result<(), (String, File)> {
+    let spec = match parsed(spec) {
+        Ok(spec) => spec,
+        Err(why) => return Err((why, peer)),
+    };
+    if ADDS.swap(true, Ordering::Relaxed) {
+        return Err(("another tier is being added; ask again".to_owned(), peer));
+    }
+    let (of, answers) = (shared.clone(), peer.try_clone());
+    let started = answers.and_then(|mut answers| {
+        let thread = Builder::new().name("uc-add".into());
+        thread.spawn(move || {
+            let answer = add(&of, &spec).unwrap_or_else(Answered::Refused);
+            ADDS.store(false, Ordering::Relaxed);
+            tell(&mut answers, &answer);
+        })
+    });
+    if let Err(error) = started {
+        ADDS.store(false, Ordering::Relaxed);
+        tell(
+            &mut peer,
+            &Answered::Refused(format!("no thread for it: {error}")),
+        );
+    }
+    Ok(())
+}
+
+fn tell(peer: &mut File, answer: &Answered) {
+    if let Ok(bytes) = serde_json::to_vec(answer) {
+        let _: io::Result<()> = peer.write_all(&bytes);
+    }
+}
+
+/// The tier that a user describes. Error: it cannot be added.
+fn parsed(text: &str) -> Result<TierSpec, String> {
+    let spec: TierSpec = text.parse().map_err(|error| format!("{error}"))?;
+    let absolute = |path: &Path| {
+        let refusal = || format!("{} is no absolute path", path.display());
+        path.is_absolute().then_some(()).ok_or_else(refusal)
+    };
+    match &spec {
+        TierSpec::Nvm(nvm) => absolute(&nvm.path)?,
+        TierSpec::File(file) => absolute(&file.path)?,
+        TierSpec::Ram(_) => {
+            return Err(
+                "compressed memory is part of a run from its start; start it with --tier ram"
+                    .to_owned(),
+            );
+        }
+        TierSpec::Remote(_) => {
+            return Err(
+                "a run that was started without a cluster may not use the network; start it with \
+                 the cluster as its tier"
+                    .to_owned(),
+            );
+        }
+    }
+    Ok(spec)
+}
+
+/// Opens, measures and uses a tier. Error: nothing is left of it.
+fn add(shared: &Shared, spec: &TierSpec) -> Result<Answered, String> {
+    if shared.books.tiers.free_number().is_none() {
+        return Err("the run has as many tiers as it may; remove one first".to_owned());
+    }
+    let opened = OpenTier::open(spec, Bytes(0)).map_err(|error| error.to_string())?;
+    let made = opened
+        .make(spec, Bytes(0))
+        .map_err(|error| error.to_string())?;
+    let load = measure::load_time(made.tier()).map_err(|error| error.to_string())?;
+    let load = Nanos(load.0 + spec.shape().map_or(0, |name| read_time(name).0));
+    let limit = shared.gauges.memory_max();
+    let metered = tiers::metered(made, spec, limit).measured(load);
+    shared.books.add(metered)?;
+    limit_pools(shared, limit);
+    shared.signals.kick_evictor();
+    Ok(Answered::Yes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_run_cannot_take_on_its_way_is_refused_with_the_fix() {
+        for (text, says) in [
+            ("ram", "from its start"),
+            ("redis:localhost:7000,size=1G", "the network"),
+            ("file:swap,size=1G", "no absolute path"),
+            ("nvm:pmem,size=1G", "no absolute path"),
+            ("", ""),
+            ("floppy:/a", ""),
+        ] {
+            let refused = parsed(text).expect_err(text);
+            assert!(refused.contains(says), "{text}: {refused}");
+        }
+        assert!(parsed("file:/var/swap,size=1G").is_ok());
+    }
+}
