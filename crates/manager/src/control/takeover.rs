@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use undercroft_base::{PAGE_BYTES, PageState, Slot, SpaceId, TierId, VirtPage, VirtRange};
+use undercroft_base::{PAGE_BYTES, Slot, SpaceId, TierId, VirtPage, VirtRange};
 use undercroft_engine::{EVERYTHING, Found, Held as HeldPage, Here, InHand, Recovered};
 use undercroft_sys::mapping::SharedMemory;
 use undercroft_sys::pagemap::{Category, Pagemap};
@@ -28,6 +28,7 @@ use undercroft_sys::uffd::{Message, Uffd};
 use undercroft_sys::{fdpass, handover};
 use undercroft_wire::parse::answer;
 
+use crate::fault::relief;
 use crate::legacy::{EventInbox, Fds, Flag, Heir, Held, Legacy, LegacyError, Number, Row};
 use crate::log;
 use crate::space::agent::Agent;
@@ -35,7 +36,6 @@ use crate::space::anonymous::Anonymous;
 use crate::space::command::Commands;
 use crate::space::layout;
 use crate::space::order::EventOrder;
-use crate::space::port::Wake;
 use crate::space::process::{ALL_PAGES, Identity, Process, Ticket};
 use crate::space::shared::Shared;
 use crate::sync::lock;
@@ -66,8 +66,8 @@ pub(crate) enum TakeoverError {
     Incomplete(&'static str),
     #[error("the descriptors of a process were not handed over: {0}")]
     NotHandedOver(io::Error),
-    #[error("the agent of process {0} does not end its command")]
-    AgentBusy(u32),
+    #[error("the agent of process {0} does not end its command (its thread: {1})")]
+    AgentBusy(u32, char),
     #[error("the agent of process {0} has ended, and its memory is still in use")]
     AgentGone(u32),
     #[error("layout events of process {0} cannot be read: {1}")]
@@ -281,6 +281,12 @@ fn pid_of(process: &Process) -> u32 {
     process.pid().unwrap_or(0)
 }
 
+/// An agent is waited for in vain. The letter of its state, as ps shows it, tells why: T is
+/// stopped, D waits in the kernel.
+fn busy(process: &Process, agent: &Agent) -> TakeoverError {
+    TakeoverError::AgentBusy(pid_of(process), agent.state())
+}
+
 /// Cancels all commands: an agent goes on without its manager.
 fn cancel_commands(shared: &Shared) {
     for process in shared.processes.all() {
@@ -298,7 +304,7 @@ fn without_agent<R>(process: &Process, act: impl FnOnce() -> R) -> Result<R, Tak
     let began = Instant::now();
     let patient = || began.elapsed() < AGENTS_MAX;
     if !(agent.commands).exclude_agent(|| !agent.has_ended(), patient) {
-        return Err(TakeoverError::AgentBusy(pid_of(process)));
+        return Err(busy(process, agent));
     }
     let result = act();
     agent.commands.admit_agent();
@@ -319,7 +325,7 @@ fn await_agents(shared: &Shared, inbox: &mut EventInbox) -> Result<(), TakeoverE
                 return Err(TakeoverError::AgentGone(pid_of(&process)));
             }
             if began.elapsed() > AGENTS_MAX {
-                return Err(TakeoverError::AgentBusy(pid_of(&process)));
+                return Err(busy(&process, agent));
             }
             looks += 1;
             if looks % LOOKS_FOR_FAULT == 0 {
@@ -340,26 +346,24 @@ fn serve_agent(
     agent: &Agent,
     inbox: &mut EventInbox,
 ) -> Result<(), TakeoverError> {
-    // The dead manager may have read its fault.
-    process.memory.wake(ALL_PAGES);
-    std::thread::sleep(PAUSE);
     let _layout = process.layout.write();
     let faults = without_agent(process, || read_events(shared, process, inbox))??;
+    let mut served = false;
     for (page, protected, thread) in faults {
-        let one = VirtRange::one(page);
         if thread != agent.tid() {
             continue;
         }
-        let state = {
-            let engine = shared.books.engine();
-            engine.books().entry(process.space, page).state
-        };
+        served = true;
         if protected {
-            let _ = process.memory.protect(one, false);
-        } else if matches!(state, PageState::Evicting | PageState::Untouched) {
-            // It was removed without an event.
-            let _ = process.memory.zero(one, Wake::Now);
+            let _ = process.memory.protect(VirtRange::one(page), false);
+        } else {
+            relief::give(shared, process, page);
         }
+    }
+    if !served {
+        // The dead manager may have read its fault. It faults again, and the next look finds that:
+        // on a busy machine it takes some milliseconds.
+        process.memory.wake(ALL_PAGES);
     }
     Ok(())
 }

@@ -176,7 +176,7 @@ pub(super) const MANAGER_ORDER: &[(&str, &[&str])] = &[
             "backoff", "urgency", "aside", "group", "adopt", "demote", "full",
         ],
     ),
-    ("fault", &["inbox", "awake", "install", "lane"]),
+    ("fault", &["inbox", "awake", "install", "lane", "relief"]),
     (
         "gauges",
         &["knobs", "latency", "limit", "page_ins", "scale"],
