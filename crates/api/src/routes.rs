@@ -91,6 +91,13 @@ pub(crate) fn answer(request: &Request, shared: &Shared) -> Answer {
         },
         ["v1", "clients", pid, "curve"] => read(request, || with(shared, pid, curve)),
         ["v1", "clients", pid, "pressure"] => read(request, || with(shared, pid, pressure)),
+        ["v1", "clients", pid, what @ ("pause" | "resume")] => match request.method.as_str() {
+            "POST" => with(shared, pid, |client| {
+                let change = Change::Pause(what == "pause");
+                plain(request, shared, || carry_out(shared, client.pid, change))
+            }),
+            _ => wrong_method("POST"),
+        },
         ["v1", "clients", pid, "tiers", number, "drain"] => match request.method.as_str() {
             "POST" => with(shared, pid, |client| drain(request, shared, client, number)),
             _ => wrong_method("POST"),
@@ -284,28 +291,34 @@ fn parsed<T: FromStr<Err: Display>>(text: Option<&str>) -> Result<Option<T>, Str
     parsed.transpose()
 }
 
-fn drain(request: &Request, shared: &Shared, client: &Snapshot, number: &str) -> Answer {
+/// Makes a change that has no options, as its empty body says.
+fn plain(request: &Request, shared: &Shared, change: impl FnOnce() -> Answer) -> Answer {
     match change_body(request, shared) {
-        Ok(Value::Object(fields)) if fields.is_empty() => {}
+        Ok(Value::Object(fields)) if fields.is_empty() => change(),
         Ok(_) => {
-            let why = "a drain has no options";
-            return Answer::error(422, "the change cannot be understood", why, "send {}");
+            let why = "this change has no options";
+            Answer::error(422, "the change cannot be understood", why, "send {}")
         }
-        Err(refusal) => return refusal,
+        Err(refusal) => refusal,
     }
+}
+
+fn drain(request: &Request, shared: &Shared, client: &Snapshot, number: &str) -> Answer {
     let known = 1..=client.tiers.len().min(usize::from(u8::MAX));
-    match number
-        .parse::<usize>()
-        .ok()
-        .filter(|number| known.contains(number))
-    {
-        Some(number) => carry_out(shared, client.pid, Change::Drain((number - 1) as u8)),
-        None => {
-            let why = format!("it has {}, counted from 1", client.tiers.len());
-            let fix = "GET /v1/tiers lists them";
-            Answer::error(404, "the run has no such tier", &why, fix)
+    plain(request, shared, || {
+        match number
+            .parse::<usize>()
+            .ok()
+            .filter(|number| known.contains(number))
+        {
+            Some(number) => carry_out(shared, client.pid, Change::Drain((number - 1) as u8)),
+            None => {
+                let why = format!("it has {}, counted from 1", client.tiers.len());
+                let fix = "GET /v1/tiers lists them";
+                Answer::error(404, "the run has no such tier", &why, fix)
+            }
         }
-    }
+    })
 }
 
 fn carry_out(shared: &Shared, pid: u32, change: Change) -> Answer {

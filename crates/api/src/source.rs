@@ -17,6 +17,8 @@ pub enum Change {
     StallMax(Option<StallMax>),
     /// Empty this tier, counted from 0, and use it no more.
     Drain(u8),
+    /// True: evict nothing and move nothing. False: go on.
+    Pause(bool),
 }
 
 /// Why a change was not made.
@@ -52,6 +54,7 @@ impl Source for Live {
             Change::MemoryMax(limit) => Ask::MemoryMax(limit.map_or(u64::MAX, |limit| limit.0)),
             Change::StallMax(bound) => Ask::Stall { bound },
             Change::Drain(tier) => Ask::Drain(tier),
+            Change::Pause(paused) => Ask::Pause(paused),
         };
         match keeper::status::ask(pid, what) {
             Some(Answered::Yes) => Ok(()),

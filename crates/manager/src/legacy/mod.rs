@@ -33,7 +33,8 @@ use crate::sync::lock;
 const THREADS_MAX: usize = 8;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"uclegacy");
-const VERSION: u64 = 2;
+/// Of this layout. A successor reads no other.
+pub(crate) const VERSION: u64 = 3;
 
 const MAGIC_WORD: usize = 0;
 const VERSION_WORD: usize = 1;
@@ -51,7 +52,7 @@ const ASKED_WORD: usize = 16;
 const TEXT_WORD: usize = 32;
 const TEXT_WORDS: usize = 16;
 /// Kinds of requests.
-pub(crate) const ASKS: usize = 11;
+pub(crate) const ASKS: usize = 12;
 
 const PAGE_WORDS: usize = PAGE_BYTES / 8;
 const HEADER_WORDS: usize = PAGE_WORDS;
