@@ -204,7 +204,7 @@ pub(crate) struct RunArgs {
     /// Take memory, tiers and bound from the daemon (`undercroft daemon`), which may change the
     /// limit while the program runs. --memory-max and --latency are further bounds. Tiers are the
     /// daemon's if it has any
-    #[arg(long, conflicts_with_all = ["trace", "takeovers_max"])]
+    #[arg(long, conflicts_with = "trace")]
     pub daemon: bool,
 
     /// The class of the daemon's configuration
