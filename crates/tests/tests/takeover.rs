@@ -476,6 +476,33 @@ fn managers_that_die_again_and_again_are_given_up_on() {
     assert!(outcome.errors.contains("in a row died"), "{outcome}");
 }
 
+/// A process is stopped in the middle of moving pages out, by another that needs a page before it
+/// lets it go on. A takeover that waited for the first without serving the second would never end.
+#[test]
+fn a_process_that_another_has_stopped_does_not_hold_up_a_takeover() {
+    let name = "a_process_that_another_has_stopped_does_not_hold_up_a_takeover";
+    let _turn = one_at_a_time();
+    if plain_only() {
+        return skip(name, "a plain run has no manager");
+    }
+    let spill = scratch_file("stopper");
+    let mut run = Job::new(build("stopper"))
+        .args(["12", "4"])
+        .limit(12 * MIB)
+        .options(ON)
+        .tier("ram")
+        .tier(&format!("file:{spill},size=64M"))
+        .timeout(60)
+        .start();
+    run.until("its memory", 30, |run| {
+        let said = std::fs::read_to_string(run.scratch().join("output"));
+        said.is_ok_and(|said| said.contains("ready")).then_some(())
+    });
+    let pid = run.pid();
+    let killed = under_kills(&run, 5, 12, || wait_for_end(pid, 12));
+    told(name, killed, &run.wait().expect(0));
+}
+
 /// `holdcheck` on twice its limit, without end, once its memory is there.
 fn without_end(evidence: &Path, options: &[&str]) -> Running {
     let mut run = Job::new(build("holdcheck"))
