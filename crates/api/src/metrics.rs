@@ -37,6 +37,12 @@ const CLIENT: &[OfClient] = &[
         |of| of.memory_max_bytes.map(|bytes| bytes as f64),
     ),
     (
+        "undercroft_paused",
+        "gauge",
+        "1 while a user has paused it.",
+        |of| Some(f64::from(u8::from(of.paused))),
+    ),
+    (
         "undercroft_resident_bytes",
         "gauge",
         "Resident managed pages.",

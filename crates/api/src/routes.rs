@@ -95,6 +95,13 @@ pub(crate) fn answer(request: &Request, shared: &Shared) -> Answer {
             "POST" => with(shared, pid, |client| add_tier(request, shared, client)),
             _ => wrong_method("POST"),
         },
+        ["v1", "clients", pid, what @ ("pause" | "resume")] => match request.method.as_str() {
+            "POST" => with(shared, pid, |client| {
+                let change = Change::Pause(what == "pause");
+                plain(request, shared, || carry_out(shared, client.pid, change))
+            }),
+            _ => wrong_method("POST"),
+        },
         [
             "v1",
             "clients",
@@ -321,6 +328,18 @@ fn add_tier(request: &Request, shared: &Shared, client: &Snapshot) -> Answer {
     }
 }
 
+/// Makes a change that has no options, as its empty body says.
+fn plain(request: &Request, shared: &Shared, change: impl FnOnce() -> Answer) -> Answer {
+    match change_body(request, shared) {
+        Ok(Value::Object(fields)) if fields.is_empty() => change(),
+        Ok(_) => {
+            let why = "this change has no options";
+            Answer::error(422, "the change cannot be understood", why, "send {}")
+        }
+        Err(refusal) => refusal,
+    }
+}
+
 fn change_tier(
     request: &Request,
     shared: &Shared,
@@ -328,27 +347,21 @@ fn change_tier(
     number: &str,
     change: fn(u8) -> Change,
 ) -> Answer {
-    match change_body(request, shared) {
-        Ok(Value::Object(fields)) if fields.is_empty() => {}
-        Ok(_) => {
-            let why = "such a change has no options";
-            return Answer::error(422, "the change cannot be understood", why, "send {}");
-        }
-        Err(refusal) => return refusal,
-    }
     let known = 1..=client.tiers.len().min(usize::from(u8::MAX));
-    match number
-        .parse::<usize>()
-        .ok()
-        .filter(|number| known.contains(number))
-    {
-        Some(number) => carry_out(shared, client.pid, change((number - 1) as u8)),
-        None => {
-            let why = format!("it has {}, counted from 1", client.tiers.len());
-            let fix = "GET /v1/tiers lists them";
-            Answer::error(404, "the run has no such tier", &why, fix)
+    plain(request, shared, || {
+        match number
+            .parse::<usize>()
+            .ok()
+            .filter(|number| known.contains(number))
+        {
+            Some(number) => carry_out(shared, client.pid, change((number - 1) as u8)),
+            None => {
+                let why = format!("it has {}, counted from 1", client.tiers.len());
+                let fix = "GET /v1/tiers lists them";
+                Answer::error(404, "the run has no such tier", &why, fix)
+            }
         }
-    }
+    })
 }
 
 fn carry_out(shared: &Shared, pid: u32, change: Change) -> Answer {

@@ -28,7 +28,9 @@ impl Source for Fixed {
     fn change(&self, _: u32, change: Change) -> Result<(), Refusal> {
         self.0.lock().expect("no panic").push(change.clone());
         match change {
-            Change::Latency(_) | Change::MemoryMax(_) | Change::StallMax(_) => Ok(()),
+            Change::Latency(_) | Change::MemoryMax(_) | Change::StallMax(_) | Change::Pause(_) => {
+                Ok(())
+            }
             Change::Reopen(_) | Change::Add(_) => Ok(()),
             Change::Drain(_) | Change::Remove(_) => Err(Refusal::Refused("no room".to_owned())),
         }
@@ -146,7 +148,7 @@ fn the_document_describes_each_route_and_each_field_of_the_answers_and_no_other(
             }
         }
     }
-    assert_eq!(described, 13, "a route is added or removed: describe it");
+    assert_eq!(described, 15, "a route is added or removed: describe it");
     let mut wrong = Vec::new();
     let none = serde_json::json!({"what": "a", "why": "b"});
     let error = &document["components"]["schemas"]["Error"];
@@ -184,6 +186,12 @@ fn requests_that_cannot_be_answered_have_their_status_and_say_what_why_and_fix()
         (of("POST", &format!("{client}/tiers/1/remove"), "{}"), 409),
         (of("POST", &format!("{client}/tiers"), "{\"tier\":1}"), 422),
         (of("GET", &format!("{client}/tiers"), ""), 405),
+        (of("GET", &format!("{client}/pause"), ""), 405),
+        (of("POST", &format!("{client}/pause"), "{\"for\":1}"), 422),
+        (
+            answer(&request("POST", &format!("{client}/resume"), "{}"), &tcp),
+            403,
+        ),
         (
             answer(&request("POST", &client, "{\"latency\":null}"), &tcp),
             403,

@@ -23,6 +23,8 @@ pub enum Change {
     Reopen(u8),
     /// Use another tier, of this description.
     Add(String),
+    /// True: evict nothing and move nothing. False: go on.
+    Pause(bool),
 }
 
 /// Why a change was not made.
@@ -61,6 +63,7 @@ impl Source for Live {
             Change::Remove(tier) => Ask::Remove(tier),
             Change::Reopen(tier) => Ask::Reopen(tier),
             Change::Add(spec) => Ask::Add(spec),
+            Change::Pause(paused) => Ask::Pause(paused),
         };
         match keeper::status::ask(pid, what) {
             Some(Answered::Yes) => Ok(()),

@@ -64,6 +64,12 @@ pub(crate) enum Command {
     Serve(ServeArgs),
     /// Change an option of a running program
     Set(SetArgs),
+    /// Let a program keep all its pages in memory for a while: evict nothing, move nothing
+    Pause(PauseArgs),
+    /// End a pause: keep to the limit again
+    Resume(ResumeArgs),
+    /// Put another binary of undercroft in place under running programs (experimental)
+    Upgrade(UpgradeArgs),
     /// List the kinds of tiers and their options, measure tiers, or empty one of a running program
     Tiers(TiersArgs),
     /// Replay a trace of memory references over models of devices
@@ -89,6 +95,9 @@ pub(crate) enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<OsString>,
     },
+    /// What this binary can continue, as JSON; asked by `upgrade`.
+    #[command(hide = true)]
+    Versions,
     /// The workload of `lab`.
     #[command(hide = true)]
     LabTouch {
@@ -195,7 +204,7 @@ pub(crate) struct RunArgs {
     /// Take memory, tiers and bound from the daemon (`undercroft daemon`), which may change the
     /// limit while the program runs. --memory-max and --latency are further bounds. Tiers are the
     /// daemon's if it has any
-    #[arg(long, conflicts_with_all = ["trace", "takeovers_max"])]
+    #[arg(long, conflicts_with = "trace")]
     pub daemon: bool,
 
     /// The class of the daemon's configuration
@@ -390,6 +399,62 @@ const SET_EXAMPLES: &str = "Examples:
   undercroft set 4711 latency=p99=300us
   undercroft set 4711 latency=none
   undercroft set 4711 stall-max=50%";
+
+/// `undercroft pause`.
+#[derive(Debug, Args)]
+#[command(after_help = PAUSE_EXAMPLES)]
+pub(crate) struct PauseArgs {
+    /// The run's process id, as `undercroft status` shows it
+    pub pid: u32,
+}
+
+const PAUSE_EXAMPLES: &str =
+    "While a run is paused, faults are served as ever, pages come in and none leaves, so the \
+limit is not kept.
+A pause outlives its manager. `undercroft status`, `top` and the report show it.
+
+Examples:
+  undercroft pause 4711
+  undercroft resume 4711";
+
+/// `undercroft resume`.
+#[derive(Debug, Args)]
+pub(crate) struct ResumeArgs {
+    /// The run's process id, as `undercroft status` shows it
+    pub pid: u32,
+}
+
+/// `undercroft upgrade`.
+#[derive(Debug, Args)]
+#[command(after_help = UPGRADE_EXAMPLES)]
+pub(crate) struct UpgradeArgs {
+    /// The runs' process ids, as `undercroft status` shows them; none: all runs of this user
+    #[arg(value_name = "PID")]
+    pub pids: Vec<u32>,
+
+    /// The binary; this one by default. It must be of this user or of root, and no other user may
+    /// write to it
+    #[arg(long, value_name = "PATH")]
+    pub binary: Option<PathBuf>,
+
+    /// Print JSON instead of text
+    #[arg(long)]
+    pub json: bool,
+}
+
+const UPGRADE_EXAMPLES: &str =
+    "The binary is asked first what it can continue. One that cannot read what the run has \
+written is
+refused, and nothing is touched. Then the manager is ended, and one of the new binary takes over:
+the program's threads wait for some 0.1 s where they need it. If it does not become ready, or dies
+within 30 s, the binary before takes over again. `undercroft run` and the library in the program
+stay what they are.
+
+Examples:
+  undercroft upgrade
+  undercroft upgrade 4711 --binary /opt/undercroft/undercroft
+
+Exit status: 0 all are upgraded; 1 one at least is not.";
 
 /// `undercroft tiers`.
 #[derive(Debug, Args)]

@@ -2,8 +2,10 @@
 //! running managers for their state.
 
 use std::ffi::OsString;
+use std::os::fd::{AsFd, OwnedFd};
 
 use undercroft_manager::control::{Answered, Ask};
+use undercroft_manager::keeper::upgrade::Told;
 use undercroft_manager::options::RunOptions;
 use undercroft_manager::report::Snapshot;
 use undercroft_manager::{control, keeper};
@@ -43,6 +45,11 @@ pub(crate) fn snapshots() -> Result<Vec<Snapshot>, Failure> {
 /// Has run `pid` do something. `None`: it does not answer.
 pub(crate) fn ask(pid: u32, what: Ask) -> Option<Answered> {
     keeper::status::ask(pid, what)
+}
+
+/// Has the keeper of run `pid` replace its manager by one of `binary`. `None`: it does not answer.
+pub(crate) fn upgrade(pid: u32, binary: &OwnedFd, news: impl FnMut(&Told)) -> Option<Told> {
+    keeper::upgrade::ask(pid, binary.as_fd(), news)
 }
 
 /// There is no run of this process id.

@@ -21,6 +21,7 @@ mod sim;
 mod storm;
 mod top;
 mod trace;
+mod upgrade;
 mod values;
 
 use std::io::Write;
@@ -52,6 +53,10 @@ fn dispatch(command: Command) -> Result<ExitCode, Failure> {
         Command::Serve(args) => serve::serve(&args),
         Command::Daemon(args) => daemon::daemon(args),
         Command::Set(args) => set::set(args.pid, args.change),
+        Command::Pause(args) => set::pause(args.pid, true),
+        Command::Resume(args) => set::pause(args.pid, false),
+        Command::Upgrade(args) => upgrade::upgrade(&args),
+        Command::Versions => upgrade::versions(),
         Command::Demo(args) => demo::demo(&args),
         Command::DemoKv { socket } => demo::serve_bundled(&socket),
         Command::Lab(args) => lab::lab(args.command),

@@ -1,4 +1,4 @@
-//! `undercroft set`: changes an option of a running program.
+//! `undercroft set`, `pause` and `resume`: change how a running program is managed.
 
 use undercroft_base::Bytes;
 use undercroft_manager::control::{Answered, Ask};
@@ -50,6 +50,32 @@ pub(crate) fn set(pid: u32, change: Change) -> Result<u8, Failure> {
         Change::Latency(bound) => set_latency(pid, bound),
         Change::MemoryMax(limit) => set_memory_max(pid, limit),
         Change::StallMax(bound) => set_stall_max(pid, bound),
+    }
+}
+
+/// Pauses run `pid`, or ends its pause.
+pub(crate) fn pause(pid: u32, paused: bool) -> Result<u8, Failure> {
+    if !live::snapshots()?.iter().any(|run| run.pid == pid) {
+        return Err(live::no_run(pid));
+    }
+    match live::ask(pid, Ask::Pause(paused)) {
+        Some(Answered::Yes) => {
+            show::line(&if paused {
+                format!("Run {pid} is paused: no page leaves, until `undercroft resume {pid}`.")
+            } else {
+                format!(
+                    "Run {pid} keeps to its limit again; `undercroft status {pid}` shows how far it is."
+                )
+            })?;
+            Ok(0)
+        }
+        Some(Answered::Refused(why)) => Err(Failure::new(
+            status::FAILED,
+            format!("run {pid} is not changed"),
+            why,
+            "leave the run as it is, or start it without what is in the way",
+        )),
+        None => Err(live::no_answer(pid)),
     }
 }
 

@@ -251,8 +251,13 @@ fn client(snapshot: &Snapshot) -> String {
         .map_or("no limit".to_owned(), |max| format!("limit {}", Bytes(max)));
     let mut text = format!("{}  {}\n", snapshot.pid, snapshot.command.join(" "));
     text.push_str(&format!(
-        "  up {}\n",
-        Nanos((snapshot.uptime_seconds * 1e9) as u64)
+        "  up {}{}\n",
+        Nanos((snapshot.uptime_seconds * 1e9) as u64),
+        if snapshot.paused {
+            "; paused: no page leaves, and the limit is not kept"
+        } else {
+            ""
+        }
     ));
     text.push_str(&format!(
         "  DRAM {} ({limit}), resident {}\n",

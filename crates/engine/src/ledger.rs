@@ -82,7 +82,8 @@ pub enum LedgerError {
 }
 
 const MAGIC: u64 = u64::from_le_bytes(*b"ucledger");
-const VERSION: u64 = 3;
+/// Version of the layout above. A ledger of another is refused.
+pub const VERSION: u64 = 3;
 const HEADER_WORDS: usize = PAGE_BYTES / 8;
 const NOTES_AT: usize = 64;
 

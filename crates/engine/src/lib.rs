@@ -57,6 +57,7 @@ pub use discovery::Missing;
 pub use fault::{FaultAnswer, Install, LoadItem, LoadPlan};
 pub use journal::{BookEvent, Journal, PageEvent};
 pub use layout::{EVERYTHING, Effect};
+pub use ledger::VERSION as LEDGER_VERSION;
 pub use ledger::{FlatLedger, Ledger, LedgerError, NOTE_WORDS, VecLedger, bytes_for};
 pub use migrate::{DemoteItem, Mover};
 pub use page_table::LedgerFull;
@@ -95,6 +96,10 @@ impl Config {
         }
     }
 }
+
+/// Steps of one approach to a lower limit. The reserve follows the limit, so from far away a single
+/// step ends where no page is reclaimed. Three steps reach a reserve that stays.
+const APPROACH_STEPS: usize = 4;
 
 /// When room for a fault is made, and by whom.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -283,9 +288,15 @@ impl<L: Ledger> Engine<L> {
     /// Lowers the limit towards `asked` as far as half of the reserve stays free, so that faults
     /// find room while memory shrinks. The caller reclaims, and calls this again. O(1).
     pub fn approach_limit(&mut self, asked: Bytes) {
-        let spare = (self.room_to_come() - self.reserve() / 2).max(0) as u64;
-        let lowered = (self.config.limit.0).saturating_sub(spare * PAGE_BYTES as u64);
-        self.config.limit = self.config.limit.min(Bytes(lowered).max(asked));
+        for _ in 0..APPROACH_STEPS {
+            let spare = (self.room_to_come() - self.reserve() / 2).max(0) as u64;
+            let lowered = (self.config.limit.0).saturating_sub(spare * PAGE_BYTES as u64);
+            let lowered = self.config.limit.min(Bytes(lowered).max(asked));
+            if self.config.limit == lowered {
+                break;
+            }
+            self.config.limit = lowered;
+        }
     }
 
     /// Appends the slots to free to `out`. The caller returns them to their tiers.

@@ -387,6 +387,21 @@ impl<L: Ledger> Engine<L> {
         known.map(|(no, _)| self.table.address(no)).collect()
     }
 
+    /// Whose agent was told to move this page out, and to which place, if that is noted and the
+    /// page is not shared: before [`Engine::reconcile_flight`]. A caller that has its bytes may put
+    /// it back: pages that are present count as returned.
+    pub fn noted_place(&self, space: SpaceId, page: VirtPage) -> Option<(SpaceId, usize)> {
+        let notes = notes::read(self.table.ledger().notes());
+        let of = |(at, flying): (usize, &InFlight)| {
+            let item = &flying.item;
+            let open = !flying.dead && !flying.settled && (item.space, item.page) == (space, page);
+            let shared = (self.batch.followers.iter()).any(|(leader, _)| *leader == at);
+            let note = (*notes.batch.get(at)?)?;
+            (open && !shared).then_some((note.owner, note.place))
+        };
+        self.batch.pages.iter().enumerate().find_map(of)
+    }
+
     /// The second part of [`Engine::reconcile`]: ends the batch. No layout event of a space that
     /// has pages of it may be unread.
     pub fn reconcile_flight(&mut self, found: &mut dyn Found, recovered: &mut Recovered) {

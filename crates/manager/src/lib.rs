@@ -18,3 +18,4 @@ pub mod report;
 mod signals;
 mod space;
 mod sync;
+pub mod versions;

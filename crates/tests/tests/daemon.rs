@@ -328,3 +328,52 @@ fn hostile_peers_and_impossible_wishes_are_refused() {
     );
     drop(held);
 }
+
+/// The limit that the daemon gave holds under each manager that takes over.
+#[test]
+fn a_program_of_the_daemon_outlives_its_managers() {
+    let name = "a_program_of_the_daemon_outlives_its_managers";
+    let _turn = one_at_a_time();
+    if plain_only() {
+        return skip(name, "a plain run has no daemon");
+    }
+    let daemon = Daemon::start();
+    let evidence = daemon.folder.path().join("evidence");
+    let job = |class: &str, mib: &str, seconds: &str| {
+        Job::new(build("holdcheck"))
+            .args([mib, &evidence.display().to_string(), seconds])
+            .options(["--daemon", "--class", class, "--takeovers-max", "9"])
+            .env("UNDERCROFT_DIR", daemon.folder.path())
+            .timeout(60)
+            .start()
+    };
+    let mut first = job("default", "96", "5");
+    let mut second = job("web", "48", "3");
+    let both = |_: &Running| {
+        let all = daemon.check()["clients"].as_array()?.clone();
+        (all.len() == 2).then_some(())
+    };
+    second.until("both grants", 20, both);
+    for _ in 0..2 {
+        let asked = |words: &[&str]| daemon.ask(words).text();
+        let manager = |run: &Running| {
+            let status = asked(&["status", &run.pid().to_string(), "--json"]);
+            let status: serde_json::Value = serde_json::from_str(&status).ok()?;
+            status["clients"][0]["manager_pid"].as_i64()
+        };
+        let dead = first.until("a manager", 20, manager);
+        let id = rustix::process::Pid::from_raw(dead as i32).expect("an id");
+        rustix::process::kill_process(id, rustix::process::Signal::KILL).expect("it lives");
+        first.until("another manager", 20, |run| {
+            manager(run).filter(|it| *it != dead)
+        });
+        daemon.check(); // in all, no more than there is
+    }
+    second.wait().expect(0);
+    first.until("rest of the memory", 20, |run| {
+        daemon.limit_of(run).filter(|it| *it == MEMORY)
+    });
+    let outcome = first.wait().expect(0).expect_swapping(100.0);
+    assert!(!evidence.exists(), "a wrong byte");
+    assert_eq!(outcome.number("takeovers.count"), Some(2.0), "{outcome}");
+}

@@ -1,7 +1,11 @@
 //! The manager is killed with `kill -9` again and again, at random moments and also while it takes
 //! over. Another takes over each time. The programs go on, every byte is verified, and nothing
-//! hangs. `UNDERCROFT_TEST_KILLS`: how often it is killed, in all tests of this file together.
+//! hangs. `UNDERCROFT_TEST_KILLS`: how often it is killed, in all tests of this file together. Also
+//! what stands on takeover: upgrades, and pauses that outlive a manager.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -470,4 +474,220 @@ fn managers_that_die_again_and_again_are_given_up_on() {
     assert!(seen.is_empty(), "{seen}\n{outcome}");
     let outcome = outcome.expect(125);
     assert!(outcome.errors.contains("in a row died"), "{outcome}");
+}
+
+/// A process is stopped in the middle of moving pages out, by another that needs a page before it
+/// lets it go on. A takeover that waited for the first without serving the second would never end.
+#[test]
+fn a_process_that_another_has_stopped_does_not_hold_up_a_takeover() {
+    let name = "a_process_that_another_has_stopped_does_not_hold_up_a_takeover";
+    let _turn = one_at_a_time();
+    if plain_only() {
+        return skip(name, "a plain run has no manager");
+    }
+    let spill = scratch_file("stopper");
+    let mut run = Job::new(build("stopper"))
+        .args(["12", "4"])
+        .limit(12 * MIB)
+        .options(ON)
+        .tier("ram")
+        .tier(&format!("file:{spill},size=64M"))
+        .timeout(60)
+        .start();
+    run.until("its memory", 30, |run| {
+        let said = std::fs::read_to_string(run.scratch().join("output"));
+        said.is_ok_and(|said| said.contains("ready")).then_some(())
+    });
+    let pid = run.pid();
+    let killed = under_kills(&run, 5, 12, || wait_for_end(pid, 12));
+    told(name, killed, &run.wait().expect(0));
+}
+
+/// `holdcheck` on twice its limit, without end, once its memory is there.
+fn without_end(evidence: &Path, options: &[&str]) -> Running {
+    let mut run = Job::new(build("holdcheck"))
+        .arg("48")
+        .arg(evidence)
+        .arg("600")
+        .limit(24 * MIB)
+        .options(options)
+        .tier("ram")
+        .tier(&format!(
+            "file:{},size=256M",
+            evidence.with_extension("spill").display()
+        ))
+        .timeout(120)
+        .start();
+    run.until("its memory", 30, |run| {
+        let said = std::fs::read_to_string(run.scratch().join("output"));
+        said.is_ok_and(|said| said.contains("ready")).then_some(())
+    });
+    run
+}
+
+/// Ends it; every byte was right until then.
+#[track_caller]
+fn end(run: Running, evidence: &Path) -> Outcome {
+    run.signal(Signal::TERM);
+    let outcome = run.wait();
+    let seen = std::fs::read_to_string(evidence).unwrap_or_default();
+    assert!(seen.is_empty(), "{seen}\n{outcome}");
+    outcome.expect(128 + 15)
+}
+
+/// What `undercroft upgrade` says of one run, and its status.
+fn upgrade(pid: i32, binary: &Path) -> (serde_json::Value, Option<i32>) {
+    let job = Job::new(undercroft())
+        .args(["upgrade", "--json", &pid.to_string(), "--binary"])
+        .arg(binary);
+    let outcome = job.run();
+    let said: serde_json::Value =
+        serde_json::from_str(&outcome.text()).unwrap_or_else(|why| panic!("{why}: {outcome}"));
+    (said["runs"][0].clone(), outcome.code())
+}
+
+/// The file that the manager runs.
+fn binary_of(keeper: i32) -> PathBuf {
+    let manager = manager_of(keeper).expect("a manager");
+    std::fs::read_link(format!("/proc/{manager}/exe")).expect("it runs")
+}
+
+/// Copies a binary into a folder.
+fn copy(from: &Path, to: PathBuf, mode: u32) -> PathBuf {
+    std::fs::copy(from, &to).expect("a copy");
+    std::fs::set_permissions(&to, Permissions::from_mode(mode)).expect("our file");
+    to
+}
+
+/// Binaries that may not manage a run are refused, and its manager is not touched.
+fn refused_binaries(keeper: i32, folder: &Path) {
+    let (first, other) = (manager_of(keeper), Path::new("/bin/true"));
+    let script = copy(other, folder.join("script"), 0o755);
+    std::fs::write(&script, "#!/bin/sh\nexec undercroft \"$@\"\n").expect("a script");
+    for (binary, part) in [
+        (copy(other, folder.join("other"), 0o755), "no undercroft"),
+        (script, "a script"),
+        (copy(undercroft(), folder.join("open"), 0o775), "chmod go-w"),
+    ] {
+        let (said, status) = upgrade(keeper, &binary);
+        let outcome = (&said["outcome"], status);
+        assert_eq!(outcome, (&"refused".into(), Some(1)), "{said}");
+        let why = said["why"].as_str().unwrap_or_default();
+        assert!(why.contains(part), "{said}");
+    }
+    assert_eq!(manager_of(keeper), first, "nothing was touched");
+}
+
+/// Another binary takes over, three times, also under a run that allows no takeover. One that
+/// cannot is refused, or gives way to the one before.
+#[test]
+fn another_binary_manages_a_program_that_goes_on() {
+    let name = "another_binary_manages_a_program_that_goes_on";
+    let _turn = one_at_a_time();
+    if plain_only() {
+        return skip(name, "a plain run has no manager");
+    }
+    let scratch = tempfile::tempdir().expect("a scratch folder");
+    let evidence = scratch.path().join("evidence");
+    let mut run = without_end(&evidence, &[]);
+    let pid = run.pid();
+    refused_binaries(pid, scratch.path());
+    let new = copy(undercroft(), scratch.path().join("new"), 0o755);
+    let own = undercroft().canonicalize().expect("it is there");
+    let mut pauses = Vec::new();
+    for binary in [&new, &own, &new] {
+        let (said, status) = upgrade(pid, binary);
+        let outcome = (&said["outcome"], status);
+        assert_eq!(outcome, (&"upgraded".into(), Some(0)), "{said}");
+        pauses.extend(said["pause_seconds"].as_f64());
+        assert_eq!(binary_of(pid), binary.canonicalize().expect("it is there"));
+        // Pages that an earlier one had stored, too.
+        run.until("pages from the tiers", 20, |run| {
+            let back = run.status()?["pages"]["swapped_in"].as_u64();
+            back.filter(|pages| *pages > 2000)
+        });
+    }
+    // It does not become ready; and it dies soon.
+    let halfway = copy(&build("halfway"), scratch.path().join("halfway"), 0o755);
+    let (said, _) = upgrade(pid, &halfway);
+    assert_eq!(said["outcome"], "kept", "{said}");
+    let dead = manager_of(pid).expect("a manager");
+    kill_process(Pid::from_raw(dead).expect("an id"), Signal::KILL).expect("it lives");
+    run.until("another manager", 20, |_| successor(pid, dead));
+    assert_eq!(binary_of(pid), own);
+    let outcome = end(run, &evidence);
+    let number = |field: &str| outcome.number(&format!("takeovers.{field}"));
+    let counts = (number("upgrades"), number("count"));
+    assert_eq!(counts, (Some(3.0), Some(5.0)), "{outcome}");
+    let wall = outcome.wall;
+    say(&format!(
+        "{name}: pauses of the upgrades {pauses:.3?} s; {wall:.1?}"
+    ));
+}
+
+/// No process of the program chooses what its keeper runs.
+#[test]
+fn the_program_itself_may_not_upgrade_its_manager() {
+    let name = "the_program_itself_may_not_upgrade_its_manager";
+    let _turn = one_at_a_time();
+    if plain_only() {
+        return skip(name, "a plain run has no manager");
+    }
+    let asks = format!("{} upgrade $PPID", undercroft().display());
+    let job = Job::new("sh")
+        .args(["-c", &asks])
+        .limit(64 * MIB)
+        .tier("ram");
+    let outcome = job.run().expect(1);
+    assert!(
+        outcome.text().contains("a process of the program may not"),
+        "{outcome}"
+    );
+}
+
+/// No page leaves while a run is paused, also under the next manager; then it keeps its limit.
+#[test]
+fn a_paused_run_keeps_its_pages_and_outlives_its_manager() {
+    let name = "a_paused_run_keeps_its_pages_and_outlives_its_manager";
+    let _turn = one_at_a_time();
+    if plain_only() {
+        return skip(name, "a plain run has no manager");
+    }
+    let scratch = tempfile::tempdir().expect("a scratch folder");
+    let evidence = scratch.path().join("evidence");
+    let mut run = without_end(&evidence, &ON);
+    let pid = run.pid();
+    let ask = |what: &str| {
+        let job = Job::new(undercroft()).args([what, &pid.to_string()]);
+        job.run().expect(0);
+    };
+    let of = |status: &serde_json::Value, field: &str| status[field].as_u64().unwrap_or(0);
+    ask("pause");
+    // All its pages come back, beyond the limit.
+    let whole = |run: &Running| {
+        let status = run.status()?;
+        assert_eq!(status["paused"], true, "{status:#}");
+        (of(&status, "resident_bytes") > 40 * MIB).then_some(status)
+    };
+    let before = run.until("all of its memory", 30, whole);
+    let dead = manager_of(pid).expect("a manager");
+    kill_process(Pid::from_raw(dead).expect("an id"), Signal::KILL).expect("it lives");
+    run.until("another manager", 20, |_| successor(pid, dead));
+    let after = run.until("all of its memory", 30, whole);
+    assert_ne!(before["manager_pid"], after["manager_pid"]);
+    std::thread::sleep(Duration::from_millis(300));
+    let status = run.status().expect("a status");
+    assert_eq!(status["pages"]["swapped_out"], 0, "{status:#}");
+    assert_eq!(status["limit_exceeded"]["events"], 0, "{status:#}");
+    ask("resume");
+    let kept = |run: &Running| {
+        let status = run.status()?;
+        assert_eq!(status["paused"], false, "{status:#}");
+        (of(&status, "dram_bytes") <= 24 * MIB).then_some(())
+    };
+    run.until("the limit", 30, kept);
+    ask("pause"); // and ends so
+    let outcome = end(run, &evidence);
+    assert_eq!(outcome.number("pauses.count"), Some(2.0), "{outcome}");
+    told(name, 1, &outcome);
 }

@@ -103,9 +103,11 @@ fn runs(frame: &mut Frame<'_>, area: Rect, list: &List) {
 
 fn row(run: &Run) -> Row<'static> {
     let (now, rate) = (&run.now, run.rate());
-    let limit = now
-        .memory_max_bytes
-        .map_or("-".to_owned(), |max| Bytes(max).to_string());
+    let limit = match now.memory_max_bytes {
+        _ if now.paused => "paused".to_owned(),
+        Some(max) => Bytes(max).to_string(),
+        None => "-".to_owned(),
+    };
     let out: u64 = now.tiers.iter().map(|tier| tier.logical_bytes).sum();
     let p99 = now.fault_latency_seconds.as_ref();
     let latency = now.latency_bound.as_ref();

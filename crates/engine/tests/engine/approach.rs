@@ -39,4 +39,8 @@ fn a_lower_limit_is_approached_as_pages_leave_and_faults_keep_room() {
     assert_eq!(engine.books().limit(), pages(400), "it is never raised");
     engine.set_limit(Bytes(u64::MAX));
     assert!(engine.books().room() > 1 << 40, "no limit is much room");
+    engine.approach_limit(pages(50));
+    let near = pages(100)..=pages(100 + half_reserve);
+    assert!(near.contains(&engine.books().limit()), "also from far away");
+    assert!(engine.books().reclaim_wanted());
 }

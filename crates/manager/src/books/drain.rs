@@ -12,6 +12,7 @@ use undercroft_base::{Bytes, PageCount, PageNo, TierId, TierKind};
 
 use super::Books;
 use super::metered::MeteredTier;
+use crate::legacy::Cannot;
 use crate::report::Drain;
 use crate::sync::{lock, pass};
 
@@ -71,6 +72,7 @@ impl Books {
                 return Err(unreadable_text(drain.unreadable));
             }
             drain.removes = true;
+            self.legacy.cannot(Cannot::Tiers);
         }
         drop(begun);
         self.engine().migrations().close(tier);
@@ -155,6 +157,7 @@ impl Books {
         if !self.tiers.place(id, tier) {
             return Err("the run made too many tiers in its time".to_owned());
         }
+        self.legacy.cannot(Cannot::Tiers);
         begun.resize(self.tiers.len().max(usize::from(id.0) + 1), None);
         begun[usize::from(id.0)] = None;
         let ranks = {

@@ -11,6 +11,10 @@ use crate::books::tiers::TierLaunch;
 use crate::options::ClientOptions;
 use crate::report::{Report, Snapshot};
 
+/// Version of the messages in this file: [`Launch`], [`Request`] and [`Notice`]. A keeper and a
+/// manager of different binaries must have the same.
+pub(crate) const VERSION: u64 = 1;
+
 /// Everything that the keeper gives its manager: options, and the numbers of inherited descriptors.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Launch {
@@ -79,6 +83,8 @@ pub enum Ask {
     },
     /// Keep to this much DRAM from now on: bytes; `u64::MAX` = no limit.
     MemoryMax(u64),
+    /// True: evict nothing and move nothing between tiers. False: go on.
+    Pause(bool),
     /// Keep this stall bound from now on.
     Stall {
         /// `None`: no bound.

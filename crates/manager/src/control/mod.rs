@@ -34,6 +34,7 @@ use self::beside::Presence;
 use self::bound::Bound;
 use self::ending::Mark;
 use self::handshake::Greetings;
+pub(crate) use self::launch::VERSION as MESSAGES_VERSION;
 use self::launch::tell;
 pub use self::launch::{Answered, Ask, Launch, Notice, Request, check as check_message};
 use self::stall::Stall;

@@ -1,6 +1,6 @@
-//! Another memory limit while the program runs. A higher one is in force at once. A lower one is
-//! approached: the evictor lowers the limit in force as pages leave, so that faults find room
-//! meanwhile.
+//! Another memory limit while the program runs, and none while it is paused. A higher one is in
+//! force at once. A lower one is approached: the evictor lowers the limit in force as pages leave,
+//! so that faults find room meanwhile.
 
 use std::time::Instant;
 
@@ -30,30 +30,49 @@ impl Control {
             Bytes(u64::MAX) => asked,
             _ => asked.pages_floor().bytes(),
         };
-        let to_find = self.unmanaged(&self.shared.processes.all());
-        let unmanaged = to_find.values().sum::<u64>() * PAGE_BYTES as u64;
         self.shared.gauges.ask_memory_max(asked);
         limit_pools(&self.shared, asked);
-        let stats = {
-            let mut engine = self.shared.books.engine();
-            let lower = asked < engine.books().limit();
-            if !lower {
-                engine.set_limit(asked);
-            } else if self.managing {
-                engine.approach_limit(asked);
-            } else {
-                // What is in memory is not in the books yet. Checks see that the limit is near,
-                // and manage it.
-                engine.set_limit(asked.max(Bytes(unmanaged)));
-            }
-            *engine.books().stats()
-        };
+        self.keep_to_limit();
+        let stats = *self.shared.books.engine().books().stats();
         let around = asked.min(procfs::total_memory().unwrap_or(MEMORY));
         self.shared.books.begin_curve_again(around.pages_floor());
         self.curve_since = (stats, Nanos(self.shared.elapsed().as_nanos() as u64));
+        Answered::Yes
+    }
+
+    /// Stops eviction and moves between tiers, or begins them again. While it is paused the run has
+    /// no limit: faults are served, and no page leaves.
+    pub(super) fn pause(&mut self, paused: bool) -> Answered {
+        if paused && self.shared.books.record.is_some() {
+            let why = "a trace is recorded (--trace), and a trace has one limit";
+            return Answered::Refused(why.to_owned());
+        }
+        if self.shared.gauges.pause(paused) {
+            self.keep_to_limit();
+        }
+        Answered::Yes
+    }
+
+    /// Has the engine keep to the limit of this moment.
+    fn keep_to_limit(&mut self) {
+        let limit = self.shared.gauges.limit_now();
+        let to_find = self.unmanaged(&self.shared.processes.all());
+        let unmanaged = to_find.values().sum::<u64>() * PAGE_BYTES as u64;
+        {
+            let mut engine = self.shared.books.engine();
+            let lower = limit < engine.books().limit();
+            if !lower {
+                engine.set_limit(limit);
+            } else if self.managing {
+                engine.approach_limit(limit);
+            } else {
+                // What is in memory is not in the books yet. Checks see that the limit is near,
+                // and manage it.
+                engine.set_limit(limit.max(Bytes(unmanaged)));
+            }
+        }
         self.check_at = Instant::now();
         self.shared.signals.kick_evictor();
-        Answered::Yes
     }
 
     /// Error: why the limit cannot be changed to this one, with the fix.

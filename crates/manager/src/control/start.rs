@@ -28,6 +28,7 @@ use super::handshake::Greetings;
 use super::launch::{Launch, Notice, tell};
 use super::stall::Stall;
 use super::takeover::{self, Inheritance, TakeoverError};
+use super::tell::pause_again;
 use crate::books::curve::Follower;
 use crate::books::ledger::MemfdLedger;
 use crate::books::metered::MeteredTier;
@@ -59,6 +60,8 @@ pub fn serve(launch: Launch) -> io::Result<()> {
         report(info);
         std::process::abort();
     }));
+    // It was started by a descriptor, which gives it the number as a name.
+    let _ = rustix::thread::set_name(c"undercroft");
     let link = process::take_inherited(launch.link)?;
     if let Err(error) = serve_over(launch, link.try_clone()?) {
         // The keeper tells the user.
@@ -375,6 +378,9 @@ fn share(
         options: options.clone(),
         started: Instant::now(),
     });
+    if inheritance.is_some() {
+        pause_again(&shared);
+    }
     Ok((shared, inheritance))
 }
 

@@ -28,6 +28,7 @@ use undercroft_sys::uffd::{Message, Uffd};
 use undercroft_sys::{fdpass, handover};
 use undercroft_wire::parse::answer;
 
+use crate::fault::relief;
 use crate::legacy::{EventInbox, Fds, Flag, Heir, Held, Legacy, LegacyError, Number, Row};
 use crate::log;
 use crate::space::agent::Agent;
@@ -43,6 +44,9 @@ use crate::sync::lock;
 /// Longest wait for the agents to end their commands. One needs some 0.1 ms, if it has a CPU.
 const AGENTS_MAX: Duration = Duration::from_secs(5);
 
+/// Longest wait for one move of an agent before something else is done. It takes some 20 us.
+const MOVE_MAX: Duration = Duration::from_millis(2);
+
 /// Longest time until one part of a process's memory, or the batch, is seen with no event unread.
 const QUIET_MAX: Duration = Duration::from_secs(5);
 
@@ -51,6 +55,13 @@ const PAUSE: Duration = Duration::from_micros(50);
 
 /// How often an agent is looked at before it may be waiting for a page.
 const LOOKS_FOR_FAULT: u32 = 40;
+
+/// How often before other processes are served meanwhile, and how often between two rounds: some 11
+/// and 0.5 ms.
+const LOOKS_FOR_OTHERS: u32 = 100;
+const LOOKS_BETWEEN: u32 = 5;
+
+const _: () = assert!(LOOKS_FOR_OTHERS.is_multiple_of(LOOKS_BETWEEN));
 
 /// Pages that the kernel moves between frames for the moment show as swapped. So are marks that
 /// stay (poison, guards). They are looked at again a few times.
@@ -66,8 +77,8 @@ pub(crate) enum TakeoverError {
     Incomplete(&'static str),
     #[error("the descriptors of a process were not handed over: {0}")]
     NotHandedOver(io::Error),
-    #[error("the agent of process {0} does not end its command")]
-    AgentBusy(u32),
+    #[error("the agent of process {0} does not end its command (its thread: {1})")]
+    AgentBusy(u32, char),
     #[error("the agent of process {0} has ended, and its memory is still in use")]
     AgentGone(u32),
     #[error("layout events of process {0} cannot be read: {1}")]
@@ -281,6 +292,12 @@ fn pid_of(process: &Process) -> u32 {
     process.pid().unwrap_or(0)
 }
 
+/// An agent is waited for in vain. The letter of its state, as ps shows it, tells why: T is
+/// stopped, D waits in the kernel.
+fn busy(process: &Process, agent: &Agent) -> TakeoverError {
+    TakeoverError::AgentBusy(pid_of(process), agent.state())
+}
+
 /// Cancels all commands: an agent goes on without its manager.
 fn cancel_commands(shared: &Shared) {
     for process in shared.processes.all() {
@@ -292,17 +309,24 @@ fn cancel_commands(shared: &Shared) {
 
 /// Does `act` while the agent of the process, if it has one, moves no page.
 fn without_agent<R>(process: &Process, act: impl FnOnce() -> R) -> Result<R, TakeoverError> {
+    let done = if_agent_rests(process, AGENTS_MAX, act);
+    let agent = process.agent.get();
+    done.ok_or_else(|| TakeoverError::AgentBusy(pid_of(process), agent.map_or('?', Agent::state)))
+}
+
+/// The same, if it moves none within `longest`. `None`: it may be stopped in the middle of a move.
+fn if_agent_rests<R>(process: &Process, longest: Duration, act: impl FnOnce() -> R) -> Option<R> {
     let Some(agent) = process.agent.get() else {
-        return Ok(act());
+        return Some(act());
     };
     let began = Instant::now();
-    let patient = || began.elapsed() < AGENTS_MAX;
+    let patient = || began.elapsed() < longest;
     if !(agent.commands).exclude_agent(|| !agent.has_ended(), patient) {
-        return Err(TakeoverError::AgentBusy(pid_of(process)));
+        return None;
     }
     let result = act();
     agent.commands.admit_agent();
-    Ok(result)
+    Some(result)
 }
 
 /// Waits until all commands are answered. An agent may wait for a page meanwhile.
@@ -319,11 +343,15 @@ fn await_agents(shared: &Shared, inbox: &mut EventInbox) -> Result<(), TakeoverE
                 return Err(TakeoverError::AgentGone(pid_of(&process)));
             }
             if began.elapsed() > AGENTS_MAX {
-                return Err(TakeoverError::AgentBusy(pid_of(&process)));
+                return Err(busy(&process, agent));
             }
             looks += 1;
             if looks % LOOKS_FOR_FAULT == 0 {
                 serve_agent(shared, &process, agent, inbox)?;
+            }
+            if looks >= LOOKS_FOR_OTHERS && looks % LOOKS_BETWEEN == 0 {
+                let again = looks == LOOKS_FOR_OTHERS;
+                serve_others(shared, process.space, inbox, again)?;
             }
             std::thread::sleep(PAUSE);
         }
@@ -340,28 +368,91 @@ fn serve_agent(
     agent: &Agent,
     inbox: &mut EventInbox,
 ) -> Result<(), TakeoverError> {
-    // The dead manager may have read its fault.
-    process.memory.wake(ALL_PAGES);
-    std::thread::sleep(PAUSE);
     let _layout = process.layout.write();
-    let faults = without_agent(process, || read_events(shared, process, inbox))??;
+    let read = if_agent_rests(process, MOVE_MAX, || read_events(shared, process, inbox));
+    let Some(faults) = read.transpose()? else {
+        return Ok(()); // it waits for no page
+    };
+    let mut served = false;
     for (page, protected, thread) in faults {
-        let one = VirtRange::one(page);
         if thread != agent.tid() {
             continue;
         }
-        let state = {
-            let engine = shared.books.engine();
-            engine.books().entry(process.space, page).state
-        };
+        served = true;
         if protected {
-            let _ = process.memory.protect(one, false);
-        } else if matches!(state, PageState::Evicting | PageState::Untouched) {
-            // It was removed without an event.
-            let _ = process.memory.zero(one, Wake::Now);
+            let _ = process.memory.protect(VirtRange::one(page), false);
+        } else {
+            relief::give(shared, process, page);
+        }
+    }
+    if !served {
+        // The dead manager may have read its fault. It faults again, and the next look finds that:
+        // on a busy machine it takes some milliseconds.
+        process.memory.wake(ALL_PAGES);
+    }
+    Ok(())
+}
+
+/// Serves the other processes: one of them may have stopped this one (SIGSTOP, ptrace), and wait
+/// for a page before it lets it go on. Only pages are given that no busy agent can have in its
+/// hands, and not to a fork child whose books were never compared with its memory.
+/// * `again`: faults that the dead manager had read are to come again, for the next round.
+fn serve_others(
+    shared: &Shared,
+    waiting: SpaceId,
+    inbox: &mut EventInbox,
+    again: bool,
+) -> Result<(), TakeoverError> {
+    for process in shared.processes.all() {
+        let agent = process.agent.get();
+        let is_idle = agent.is_none_or(|agent| agent.commands.is_idle());
+        if process.space == waiting || !is_idle || !process.is_corrected() {
+            continue;
+        }
+        let _layout = process.layout.write();
+        let faults = without_agent(&process, || read_events(shared, &process, inbox))??;
+        for (page, protected, _) in faults {
+            let state = {
+                let engine = shared.books.engine();
+                engine.books().entry(process.space, page).state
+            };
+            if protected || !process.has_applied_all() {
+                continue;
+            }
+            match state {
+                PageState::Untouched | PageState::Stored => relief::give(shared, &process, page),
+                PageState::Evicting => give_back(shared, &process, page),
+                _ => continue,
+            }
+            process.memory.wake(VirtRange::one(page)); // it comes again if that was refused
+        }
+        if again {
+            process.memory.wake(ALL_PAGES);
         }
     }
     Ok(())
+}
+
+/// Puts a page back that an agent has moved out, if that agent has no command any more. The batch
+/// ends later: a page that is present has returned.
+fn give_back(shared: &Shared, process: &Process, page: VirtPage) {
+    let noted = {
+        let engine = shared.books.engine();
+        engine.noted_place(process.space, page)
+    };
+    let Some((owner, place)) = noted else { return };
+    let owner = shared.processes.get(owner);
+    let Some(agent) = owner.as_ref().and_then(|owner| owner.agent.get()) else {
+        return;
+    };
+    let mut bytes = [0u8; PAGE_BYTES];
+    if agent.commands.is_idle()
+        && agent.held(place) == HeldPage::Here
+        && agent.read_one(agent.commands.result(), place, &mut bytes)
+    {
+        // Refused if something is there, or an event is unread.
+        let _ = process.memory.install(page, &bytes, Wake::Now);
+    }
 }
 
 /// Frees the thread that the dead manager had bound to one CPU.

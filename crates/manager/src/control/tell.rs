@@ -94,6 +94,8 @@ fn tiers_now(shared: &Shared, in_use: &[TierUse]) -> Vec<TierSnapshot> {
     all.map(tier).collect()
 }
 
+const PAUSED: &str = "it is paused, and moves no page; `undercroft resume` it first";
+
 /// The kind of a request in the legacy: of each kind the last counts. Drains come first, because a
 /// limit may need a tier's pages elsewhere.
 fn kind_of(ask: &Ask) -> usize {
@@ -105,10 +107,22 @@ fn kind_of(ask: &Ask) -> usize {
         Ask::Latency { .. } => TierId::MAX + 1,
         Ask::Stall { .. } => TierId::MAX + 2,
         Ask::MemoryMax(_) => TierId::MAX + 3,
+        Ask::Pause(_) => TierId::MAX + 4,
     }
 }
 
-const _: () = assert!(TierId::MAX + 3 < ASKS);
+const _: () = assert!(TierId::MAX + 4 < ASKS);
+
+/// Pauses a run again that was paused under a dead manager: before any thread evicts a page.
+pub(super) fn pause_again(shared: &Shared) {
+    let asks = shared.books.legacy.asks();
+    let paused = |text: &Vec<u8>| serde_json::from_slice(text).ok() == Some(Ask::Pause(true));
+    if asks.iter().any(paused) {
+        shared.gauges.pause(true);
+        let limit = shared.gauges.limit_now();
+        shared.books.engine().set_limit(limit);
+    }
+}
 
 impl Control {
     /// Answers one request for the status, or does what it asks. Waits for the peer for [`ASKING`]
@@ -166,8 +180,10 @@ impl Control {
     }
 
     fn carry_out(&mut self, ask: &Ask) -> Answered {
+        let paused = self.shared.gauges.is_paused();
         let books = &self.shared.books;
         let done = match ask {
+            Ask::Drain(_) | Ask::Remove(_) if paused => Err(PAUSED.to_owned()),
             Ask::Drain(tier) => books.drain(TierId(*tier)),
             Ask::Remove(tier) => self
                 .may_change_tiers()
@@ -177,6 +193,7 @@ impl Control {
             Ask::Latency { bound } => return self.change_bound(*bound),
             Ask::MemoryMax(asked) => return self.change_limit(Bytes(*asked)),
             Ask::Stall { bound } => return self.change_stall(*bound),
+            Ask::Pause(paused) => return self.pause(*paused),
         };
         match done.and_then(|()| self.have_migrator()) {
             Ok(()) => Answered::Yes,
@@ -310,17 +327,17 @@ impl Control {
         };
         let mrc = self.curve(&stats, Nanos(shared.elapsed().as_nanos() as u64));
         let own = std::process::id();
-        let client = self.program();
         let snapshot = Snapshot {
             schema_version: crate::report::SCHEMA_VERSION,
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: self.launch.keeper,
-            client_pid: client.unwrap_or(0),
+            client_pid: self.program().unwrap_or(0),
             manager_pid: own,
             command: self.launch.command.clone(),
             uptime_seconds: uptime.as_secs_f64(),
             class: shared.options.class.clone(),
             memory_max_bytes: crate::report::limit(shared.gauges.memory_max().0),
+            paused: shared.gauges.is_paused(),
             resident_bytes: resident.0,
             dram_bytes: dram.0,
             tiers,
@@ -382,6 +399,7 @@ impl Control {
             stall_bound: self.stall.report(),
             tiers,
             limit_exceeded: lock(&shared.gauges.exceeded).until(Instant::now()),
+            pauses: lock(&shared.gauges.pauses).until(Instant::now()),
             scale: self.scale(),
             manager_cpu: undercroft_base::Nanos(ticks * 10_000_000),
             metadata: Bytes(metadata),

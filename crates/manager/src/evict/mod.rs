@@ -148,7 +148,8 @@ impl Evictor {
         let mut naps = 0;
         loop {
             let kick = shared.signals.evictor_rests();
-            let wanted = shared.books.engine().books().reclaim_wanted();
+            let paused = shared.gauges.is_paused();
+            let wanted = !paused && shared.books.engine().books().reclaim_wanted();
             if wanted || shared.signals.stopped() {
                 break;
             }
@@ -183,6 +184,9 @@ impl Evictor {
             if self.shared.signals.stopped() {
                 return;
             }
+            if self.shared.gauges.is_paused() {
+                break;
+            }
             if self.forgets_some() {
                 continue;
             }
@@ -194,7 +198,7 @@ impl Evictor {
             let (migration, before) = {
                 let mut engine = self.shared.books.engine();
                 engine.migrations().set_tiers(self.states.iter().copied());
-                engine.approach_limit(self.shared.gauges.memory_max());
+                engine.approach_limit(self.shared.gauges.limit_now());
                 let stats = engine.books().stats();
                 let evicted = (stats.pages_swapped_out, stats.refused_store);
                 let unfinished = engine.books().reclaim_unfinished().then_some(evicted);

@@ -455,7 +455,7 @@ fn untoken(token: u64) -> (usize, usize, usize) {
 }
 
 /// Fills a page with one word.
-fn fill(page: &mut [u8], word: u32) {
+pub(super) fn fill(page: &mut [u8], word: u32) {
     let (words, _) = page.as_chunks_mut::<4>();
     words.fill(word.to_ne_bytes());
 }

@@ -11,6 +11,7 @@ mod install_tests;
 mod lane;
 #[cfg(test)]
 mod model_tests;
+pub(crate) mod relief;
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -21,7 +22,7 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll;
 use undercroft_base::{Nanos, PAGE_BYTES, ThreadId, VirtPage, VirtRange};
 use undercroft_engine::limits::LOAD_PAGES_MAX;
-use undercroft_engine::{Engine, Fault, FaultAnswer, Missing};
+use undercroft_engine::{Engine, Fault, FaultAnswer};
 use undercroft_sys::mapping::ZeroPages;
 use undercroft_sys::ring::PageRing;
 use undercroft_sys::uffd::{Message, MessageBuf, UffdError};
@@ -583,32 +584,11 @@ impl FaultThread {
     fn wake_or_wonder(&mut self, process: &Arc<Process>, page: VirtPage) {
         let times = process.puzzled.fetch_add(1, Ordering::Relaxed) + 1;
         if times.is_multiple_of(PUZZLED_AFTER) {
-            self.wonder(process, page);
+            let _layout = process.layout.write();
+            let _ = relief::fill_missing(&self.shared, process, page); // its thread faults again
         }
         process.memory.wake(VirtRange::one(page));
         self.shared.books.free_released();
-    }
-
-    /// Fills the page, if the kernel says that nothing is there: with zeros, if the program or the
-    /// kernel dropped it ([`Missing::Dropped`]), otherwise with poison. The kernel refuses both if
-    /// something is there, or if a layout event is pending. The layout lock is held for writing, so
-    /// no command is posted: a page that is resident now does not leave meanwhile.
-    #[cold]
-    fn wonder(&self, process: &Process, page: VirtPage) {
-        let range = VirtRange::one(page);
-        let _layout = process.layout.write();
-        let missing = (self.shared.books.engine().discovery()).missing(process.space, page);
-        let (Some(missing), true) = (missing, process.has_applied_all()) else {
-            return;
-        };
-        let filled = match missing {
-            Missing::Dropped => process.memory.zero(range, Wake::Now),
-            Missing::Lost => process.memory.poison(range),
-        };
-        if filled.is_ok() {
-            let mut engine = self.shared.books.engine();
-            (engine.discovery()).vanished(process.space, page, missing);
-        }
     }
 
     /// No copy of the page verifies: makes every access fail, so that no wrong bytes are read.

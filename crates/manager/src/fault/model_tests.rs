@@ -484,3 +484,35 @@ fn a_page_that_vanishes_is_zeros_or_poisoned() {
     drop(engine);
     bed.stop();
 }
+
+/// A page whose place another mapping took while no fault thread runs: a thread that waits for it
+/// gets its bytes, from memory or a device. One that was dropped without an event reads as zeros.
+#[test]
+fn a_thread_gets_its_page_without_fault_threads() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = format!("file:{},size=16M", folder.path().join("spill").display());
+    for tier in ["ram", &file] {
+        let mut bed = Bed::new(tier);
+        let tid = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+        let (stored, dropped) = (FIRST, FIRST.plus(1));
+        for page in 0..KEPT / 2 {
+            bed.memory
+                .touch(FIRST.plus(page), Some(bed.content((page + 1) << 8)), tid);
+        }
+        bed.stop();
+        let mut batch = Vec::new();
+        let one = [VirtRange::one(stored)];
+        let mut engine = bed.shared.books.engine();
+        let chosen = (engine.evictions()).select_these(bed.process.space, &one, &mut batch);
+        drop(engine);
+        assert!(chosen);
+        bed.evict_batch(&batch);
+        assert!(bed.memory.move_out(dropped).is_ok());
+        for (page, content) in [(stored, bed.content(1 << 8)), (dropped, Content::ZERO)] {
+            assert_eq!(bed.memory.peek(page), None);
+            let _layout = bed.process.layout.write();
+            super::relief::give(&bed.shared, &bed.process, page);
+            assert_eq!(bed.memory.peek(page), Some(content), "{page:?} on {tier}");
+        }
+    }
+}

@@ -1,8 +1,8 @@
-//! How long, and by how much, the client was above its limit.
+//! How long, and by how much, the client was above its limit; how long it was paused.
 
 use std::time::Instant;
 
-use crate::report::LimitExceeded;
+use crate::report::{LimitExceeded, Pauses};
 
 /// Time spent above the limit.
 #[derive(Debug, Default)]
@@ -42,6 +42,35 @@ impl Exceeded {
     }
 }
 
+/// Time in which the run was paused.
+#[derive(Debug, Default)]
+pub(crate) struct Paused {
+    /// The sum of the pauses that have ended.
+    ended: Pauses,
+    /// The start of the present pause.
+    since: Option<Instant>,
+}
+
+impl Paused {
+    /// Notes that a pause begins or ends at `now`.
+    pub(crate) fn note(&mut self, paused: bool, now: Instant) {
+        self.ended = self.until(now);
+        self.ended.count += u64::from(paused && self.since.is_none());
+        self.since = paused.then_some(now);
+    }
+
+    /// The sum, with the present pause up to `now`.
+    pub(crate) fn until(&self, now: Instant) -> Pauses {
+        let going_on = self
+            .since
+            .map_or(0.0, |since| now.duration_since(since).as_secs_f64());
+        Pauses {
+            seconds: self.ended.seconds + going_on,
+            ..self.ended
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -67,5 +96,22 @@ mod tests {
         assert_eq!(exceeded.until(at(100)), seen(1, 4.0));
         exceeded.note(1, at(100));
         assert_eq!(exceeded.until(at(101)), seen(2, 5.0));
+    }
+
+    #[test]
+    fn pauses_add_up_and_the_present_one_counts() {
+        let began = Instant::now();
+        let at = |seconds| began + Duration::from_secs(seconds);
+        let mut paused = Paused::default();
+        assert_eq!(paused.until(at(9)), Pauses::default());
+        paused.note(true, at(1));
+        assert_eq!(
+            (paused.until(at(3)).count, paused.until(at(3)).seconds),
+            (1, 2.0)
+        );
+        paused.note(false, at(4));
+        paused.note(true, at(10));
+        let seen = paused.until(at(11));
+        assert_eq!((seen.count, seen.seconds), (2, 4.0));
     }
 }

@@ -7,7 +7,7 @@ pub(crate) mod page_ins;
 pub(crate) mod room;
 pub(crate) mod scale;
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::time::Instant;
 
@@ -16,7 +16,7 @@ use undercroft_qos::LatencyBound;
 
 use self::knobs::Knobs;
 use self::latency::{Breakdown, FaultLatency};
-use self::limit::Exceeded;
+use self::limit::{Exceeded, Paused};
 use self::page_ins::PageIns;
 use self::room::RoomWaits;
 use self::scale::{Longest, Shortages};
@@ -32,6 +32,9 @@ pub(crate) struct Gauges {
     pub knobs: Knobs,
     /// Bytes of DRAM that the user asks to keep to.
     memory_max: AtomicU64,
+    /// A user has paused the run.
+    paused: AtomicBool,
+    pub pauses: Mutex<Paused>,
     pub breakdown: Breakdown,
     pub exceeded: Mutex<Exceeded>,
     pub eviction: EvictionCost,
@@ -80,6 +83,8 @@ impl Gauges {
     pub(crate) fn new(bound: Option<LatencyBound>, memory_max: Bytes) -> Gauges {
         Gauges {
             memory_max: AtomicU64::new(memory_max.0),
+            paused: AtomicBool::new(false),
+            pauses: Mutex::default(),
             fault_latency: Mutex::new(FaultLatency::new()),
             page_ins: bound.map_or_else(OnceLock::new, |bound| PageIns::boxed(bound).into()),
             room_waits: RoomWaits::default(),
@@ -107,9 +112,32 @@ impl Gauges {
         self.memory_max.store(asked.0, Ordering::Relaxed);
     }
 
+    /// The limit to keep to now: none while the run is paused.
+    pub(crate) fn limit_now(&self) -> Bytes {
+        if self.is_paused() {
+            Bytes(u64::MAX)
+        } else {
+            self.memory_max()
+        }
+    }
+
+    /// True while nothing may be evicted or moved between tiers.
+    pub(crate) fn is_paused(&self) -> bool {
+        self.paused.load(Ordering::Relaxed)
+    }
+
+    /// Pauses the run, or ends the pause. False if that changes nothing.
+    pub(crate) fn pause(&self, paused: bool) -> bool {
+        let changes = self.paused.swap(paused, Ordering::Relaxed) != paused;
+        if changes {
+            lock(&self.pauses).note(paused, Instant::now());
+        }
+        changes
+    }
+
     /// Notes the memory in use. Called by the control thread at each check, and by the evictor.
     pub(crate) fn note_memory(&self, dram: Bytes) {
-        let over = dram.0.saturating_sub(self.memory_max().0);
+        let over = dram.0.saturating_sub(self.limit_now().0);
         lock(&self.exceeded).note(over, Instant::now());
     }
 

@@ -4,7 +4,7 @@ use std::io::{self, BufReader};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::Instant;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -13,12 +13,13 @@ use undercroft_sys::mapping::SharedMemory;
 use undercroft_sys::process::PidFd;
 use undercroft_tier::open::OpenTier;
 
-use super::place::{RunDir, SHIM_LINK, SHIM_SOCKET, STATUS_SOCKET};
-use super::{Killed, LEDGER_CHUNKS, Log, Manager, READY, RunError, end_child, notice_by, stays};
+use super::place::{RunDir, SHIM_LINK, SHIM_SOCKET, STATUS_SOCKET, UPGRADE_SOCKET};
+use super::said::{Log, notice_by};
+use super::{Killed, LEDGER_CHUNKS, Manager, READY, RunError, end_child, stays, upgrade};
 use crate::books::{ledger, tiers};
 use crate::control::{Launch, Notice};
 use crate::legacy;
-use crate::options::RunOptions;
+use crate::options::{ClientOptions, RunOptions};
 
 /// What every manager of the run is given. It survives them.
 pub(super) struct Estate {
@@ -28,6 +29,11 @@ pub(super) struct Estate {
     ledger: SharedMemory,
     pub(super) legacy: SharedMemory,
     tiers: Vec<OpenTier>,
+    /// The binary of the next manager. It is held open: whatever is put in its place, the next
+    /// manager is this one.
+    pub(super) binary: OwnedFd,
+    /// Where users ask for another binary.
+    pub(super) upgrades: OwnedFd,
 }
 
 impl Estate {
@@ -38,6 +44,7 @@ impl Estate {
     ) -> Result<Estate, RunError> {
         let listener = dir.listen(SHIM_SOCKET, SocketType::SEQPACKET, 0o777)?;
         let status = dir.listen(STATUS_SOCKET, SocketType::STREAM, 0o600)?;
+        let upgrades = dir.listen(UPGRADE_SOCKET, SocketType::SEQPACKET, 0o600)?;
         let ledger = SharedMemory::create("uc-ledger", ledger::bytes_for(LEDGER_CHUNKS))?;
         let legacy = legacy::fresh()?;
         let command = options.command.iter();
@@ -65,7 +72,14 @@ impl Estate {
             ledger,
             legacy,
             tiers,
+            binary: upgrade::own_binary()?,
+            upgrades,
         })
+    }
+
+    /// The options of the run.
+    pub(super) fn options(&self) -> &ClientOptions {
+        &self.launch.options
     }
 
     /// Starts the first manager and waits until it is ready.
@@ -113,7 +127,7 @@ impl Estate {
         inherited.extend(predecessor.map(AsFd::as_fd));
         inherited.extend(self.tiers.iter().flat_map(tiers::descriptors));
         let (log, said) = Log::new()?;
-        let child = spawn_manager(&launch, &inherited, said)?;
+        let child = spawn_manager(&self.binary, &launch, &inherited, said)?;
         let pidfd = PidFd::open(child.id())?;
         // A manager that reads nothing shall not hold us.
         link.set_write_timeout(Some(READY))?;
@@ -192,10 +206,14 @@ impl Starting {
     }
 }
 
-fn spawn_manager(launch: &Launch, inherited: &[BorrowedFd<'_>], said: Stdio) -> io::Result<Child> {
-    let mut command = Command::new(std::env::current_exe()?);
+fn spawn_manager(
+    binary: &OwnedFd,
+    launch: &Launch,
+    inherited: &[BorrowedFd<'_>],
+    said: Stdio,
+) -> io::Result<Child> {
+    let mut command = upgrade::command(binary);
     command
-        .arg0("undercroft")
         .arg("manager")
         .arg(serde_json::to_string(launch)?)
         .env_remove("LD_PRELOAD")

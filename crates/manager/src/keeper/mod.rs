@@ -2,14 +2,13 @@
 //! program, waits for both, and never lets a program run on without its manager.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufReader, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -31,15 +30,19 @@ mod estate;
 pub mod held;
 mod passing;
 pub mod place;
+mod said;
 pub mod status;
 mod succession;
+pub mod upgrade;
 mod voice;
 
 use estate::Estate;
 use held::{Held, HeldError};
 use passing::Scene;
 use place::{PlaceError, RunDir, SHIM_LINK, SHIM_SOCKET, SHIM_STEM, STATUS_SOCKET};
+use said::{Log, next_notice, notice_by};
 use succession::Succession;
+use upgrade::Asking;
 use voice::Voice;
 
 /// Status when Undercroft, not the program, failed.
@@ -51,9 +54,6 @@ const LEDGER_CHUNKS: usize = 1 << 19;
 
 /// How long the manager may take to be ready; to send its report; and to end after that.
 const READY: Duration = Duration::from_secs(10);
-
-/// Reads of the manager's log in a row. So a flood of messages does not stop the keeper.
-const LOG_READS_MAX: usize = 32;
 
 /// How long the program's processes may take to end once they are killed.
 const ENDING: Duration = Duration::from_secs(10);
@@ -221,7 +221,7 @@ fn try_run(
     if !options.client.quiet {
         warn_of(&tiers, voice);
     }
-    let estate = Estate::make(options, &dir, tiers)?;
+    let mut estate = Estate::make(options, &dir, tiers)?;
     let mut manager = estate.start_manager()?;
     // Before there is a program: a failure harms none.
     if let Err(why) = held.map_or(Ok(()), |held| held.keep(dir.path(STATUS_SOCKET))) {
@@ -249,7 +249,7 @@ fn try_run(
         &mut manager,
         signals,
         voice,
-        (&estate, &mut succession),
+        (&mut estate, &mut succession),
     )?;
     let wall = started.elapsed();
     if let Ended::Program(exit) = ended {
@@ -293,89 +293,6 @@ fn pass_on_early(early: Vec<Received>, program: &Child) {
         let received = Received::new(received.number, Some(0));
         if passing::is_for_program(&received, Scene::default()) {
             signal::pass_on(&received, program.id());
-        }
-    }
-}
-
-fn next_notice(lines: &mut BufReader<UnixStream>) -> Option<Notice> {
-    let mut line = String::new();
-    lines.read_line(&mut line).ok().filter(|got| *got > 0)?;
-    serde_json::from_str(&line).ok()
-}
-
-/// The same by `deadline`. `None` if it has not come whole, or the manager is dead: its holder has
-/// the other end of the link open, too, so that does not end.
-fn notice_by(
-    lines: &mut BufReader<UnixStream>,
-    manager: &PidFd,
-    deadline: Instant,
-) -> Option<Notice> {
-    let mut line = Vec::new();
-    while !line.ends_with(b"\n") {
-        if lines.buffer().is_empty() {
-            let left = deadline.checked_duration_since(Instant::now())?;
-            let mut fds = [
-                PollFd::new(lines.get_ref(), PollFlags::IN),
-                PollFd::new(manager, PollFlags::IN),
-            ];
-            let left = rustix::fs::Timespec {
-                tv_sec: left.as_secs() as i64,
-                tv_nsec: i64::from(left.subsec_nanos()),
-            };
-            let _ = poll(&mut fds, Some(&left));
-            if fds[0].revents().is_empty() && !fds[1].revents().is_empty() {
-                return None;
-            }
-        }
-        let left = deadline.checked_duration_since(Instant::now())?;
-        // An error if no time is left.
-        lines.get_ref().set_read_timeout(Some(left)).ok()?;
-        let part = lines.fill_buf().ok().filter(|part| !part.is_empty())?;
-        let end = part.iter().position(|byte| *byte == b'\n');
-        let used = end.map_or(part.len(), |at| at + 1);
-        line.extend_from_slice(&part[..used]);
-        lines.consume(used);
-    }
-    serde_json::from_slice(&line).ok()
-}
-
-/// The manager's standard error: a pipe of its own, so that no process of the program can stop it.
-struct Log {
-    pipe: File,
-    unfinished: Vec<u8>,
-}
-
-impl Log {
-    /// Makes the pipe; returns the log and the end to write to. No read or write waits.
-    fn new() -> io::Result<(Log, Stdio)> {
-        use rustix::pipe::{PipeFlags, pipe_with};
-        let (read, write) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
-        let log = Log {
-            pipe: File::from(read),
-            unfinished: Vec::new(),
-        };
-        Ok((log, Stdio::from(write)))
-    }
-
-    /// The lines that have arrived.
-    fn lines(&mut self) -> Vec<String> {
-        let mut bytes = [0u8; 4096];
-        for _ in 0..LOG_READS_MAX {
-            match self.pipe.read(&mut bytes) {
-                Ok(got) if got > 0 => self.unfinished.extend_from_slice(&bytes[..got]),
-                _ => break,
-            }
-        }
-        let whole = self.unfinished.iter().rposition(|byte| *byte == b'\n');
-        let rest = self.unfinished.split_off(whole.map_or(0, |at| at + 1));
-        let text = std::mem::replace(&mut self.unfinished, rest);
-        let lines = String::from_utf8_lossy(&text).into_owned();
-        lines.lines().map(str::to_owned).collect()
-    }
-
-    fn tell(&mut self, voice: &mut Voice) {
-        for line in self.lines() {
-            voice.relay(&line);
         }
     }
 }
@@ -463,32 +380,42 @@ enum Ended {
     ManagerDied(String),
 }
 
-/// As [`wait`]. When the manager dies, another takes over if it may.
+/// Why [`wait`] returns.
+enum Woken {
+    Ended(Ended),
+    /// A user asks for another binary of the manager.
+    Upgrade(Asking),
+}
+
+/// As [`wait`]. When the manager dies, another takes over if it may. One that is to be replaced is.
 fn wait_on(
     program: &mut Child,
     manager: &mut Manager,
     signals: &Signals,
     voice: &mut Voice,
-    (estate, succession): (&Estate, &mut Succession),
+    (estate, succession): (&mut Estate, &mut Succession),
 ) -> io::Result<Ended> {
     loop {
-        let ended = wait(program, manager, signals, voice)?;
-        let Ended::ManagerDied(_) = ended else {
-            return Ok(ended);
+        let gone_on = match wait(program, manager, signals, voice, &estate.upgrades)? {
+            Woken::Ended(Ended::ManagerDied(_)) => succession.go_on(estate, manager, voice),
+            Woken::Ended(ended) => return Ok(ended),
+            Woken::Upgrade(asking) => succession.upgrade(estate, manager, voice, &asking),
         };
-        if let Err(why) = succession.go_on(estate, manager, voice) {
+        if let Err(why) = gone_on {
             return Ok(Ended::ManagerDied(died(&why)));
         }
     }
 }
 
 /// Waits for the program and for the processes that it leaves behind; passes signals on.
+/// * `upgrades`: where users ask for another binary of the manager.
 fn wait(
     program: &mut Child,
     manager: &mut Manager,
     signals: &Signals,
     voice: &mut Voice,
-) -> io::Result<Ended> {
+    upgrades: &OwnedFd,
+) -> io::Result<Woken> {
     let pidfd = PidFd::open(program.id())?;
     let mut exit = None;
     loop {
@@ -497,6 +424,7 @@ fn wait(
             PollFd::new(&manager.link, PollFlags::IN),
             PollFd::new(&signals, PollFlags::IN),
             PollFd::new(&manager.log.pipe, PollFlags::IN),
+            PollFd::new(upgrades, PollFlags::IN),
         ];
         if exit.is_none() {
             fds.push(PollFd::new(&pidfd, PollFlags::IN));
@@ -513,13 +441,18 @@ fn wait(
         }
         if ready[1] && !ready[0] {
             match next_notice(&mut manager.lines) {
-                Some(Notice::Doomed(why)) => return Ok(Ended::Doomed(doomed(&why))),
+                Some(Notice::Doomed(why)) => return Ok(Woken::Ended(Ended::Doomed(doomed(&why)))),
                 Some(_) => {}
-                None => return Ok(Ended::ManagerDied(String::new())),
+                None => return Ok(Woken::Ended(Ended::ManagerDied(String::new()))),
             }
         }
         if ready[0] {
-            return Ok(Ended::ManagerDied(String::new()));
+            return Ok(Woken::Ended(Ended::ManagerDied(String::new())));
+        }
+        if ready[4]
+            && let Some(asking) = upgrade::asked(upgrades)
+        {
+            return Ok(Woken::Upgrade(asking));
         }
         if ready[2] {
             answer_signals(signals, program, exit.is_some(), manager);
@@ -533,7 +466,7 @@ fn wait(
         if let Some(status) = exit {
             reap(&[manager.child.id()]);
             if leftovers(manager).is_empty() {
-                return Ok(Ended::Program(status));
+                return Ok(Woken::Ended(Ended::Program(status)));
             }
         }
     }

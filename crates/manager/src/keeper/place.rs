@@ -28,9 +28,17 @@ pub(super) const SHIM_STEM: &str = "libundercroft_shim";
 /// The sockets of a run: for its shims, and for `undercroft status`.
 pub(super) const SHIM_SOCKET: &str = "shim.sock";
 pub(crate) const STATUS_SOCKET: &str = "status.sock";
+/// The keeper's own, for `undercroft upgrade`.
+pub(super) const UPGRADE_SOCKET: &str = "keeper.sock";
 
 /// All files that a run's directory may hold.
-const FILES: [&str; 4] = [SHIM_NAME, SHIM_LINK, SHIM_SOCKET, STATUS_SOCKET];
+const FILES: [&str; 5] = [
+    SHIM_NAME,
+    SHIM_LINK,
+    SHIM_SOCKET,
+    STATUS_SOCKET,
+    UPGRADE_SOCKET,
+];
 
 /// Longest path of a socket, with its terminator.
 const SOCKET_PATH_MAX: usize = 108;

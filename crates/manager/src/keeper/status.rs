@@ -53,12 +53,17 @@ const ADDING: Duration = Duration::from_secs(60);
 
 /// Has the run of keeper `pid` do something. `None`: there is no such run, or it does not answer.
 pub fn ask(pid: u32, what: Ask) -> Option<Answered> {
-    let is_it =
-        |socket: &PathBuf| status_of(socket, PATIENCE).is_some_and(|status| status.pid == pid);
-    ask_at(&sockets().find(is_it)?, what)
+    ask_at(&folder_of(pid)?.join(STATUS_SOCKET), what)
 }
 
-/// The same of the run with this socket.
+/// The directory of the run of keeper `pid`. `None`: there is no such run, or it does not answer.
+pub(super) fn folder_of(pid: u32) -> Option<PathBuf> {
+    let is_it =
+        |socket: &PathBuf| status_of(socket, PATIENCE).is_some_and(|status| status.pid == pid);
+    Some(sockets().find(is_it)?.parent()?.to_owned())
+}
+
+/// As [`ask`], of the run with this socket.
 pub(super) fn ask_at(socket: &Path, what: Ask) -> Option<Answered> {
     let question = serde_json::to_vec(&what).ok()?;
     if let Ask::Add(_) = what {

@@ -1,13 +1,15 @@
 //! When the manager dies, another takes over. The keeper starts it, and gives up if managers die
-//! again and again.
+//! again and again. An upgrade is the same, of a manager that the keeper ends itself.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use undercroft_sys::mapping::SharedMemory;
 use undercroft_sys::process::PidFd;
+use undercroft_tier::spec::TierSpec;
 
 use super::estate::{Estate, Failed};
+use super::upgrade::{self, Asking, Told};
 use super::voice::Voice;
 use super::{Killed, Manager, READY, reap_one};
 use crate::legacy::Legacy;
@@ -24,9 +26,17 @@ const SOON: Duration = Duration::from_secs(5);
 /// How long a successor may take.
 const TAKEOVER: Duration = READY;
 
+/// How long a binary is on trial after an upgrade. If its manager dies by then, the one before
+/// takes over again.
+const TRIAL: Duration = Duration::from_secs(30);
+
 /// The takeovers of one run.
 pub(super) struct Succession {
     left: u32,
+    /// Of the managers that took over, those of a binary that a user gave.
+    upgrades: u64,
+    /// The binary before the last upgrade, and when that was.
+    before: Option<(OwnedFd, Instant)>,
     /// A trace cannot be continued.
     traces: bool,
     quiet: bool,
@@ -41,6 +51,8 @@ impl Succession {
     pub(super) fn new(options: &RunOptions) -> Succession {
         Succession {
             left: options.client.takeovers_max,
+            upgrades: 0,
+            before: None,
             traces: options.client.trace.is_some(),
             quiet: options.client.quiet,
             idle_deaths: 0,
@@ -57,6 +69,7 @@ impl Succession {
         let seconds = |pause: Option<&Duration>| pause.map_or(0.0, Duration::as_secs_f64);
         Takeovers {
             count: pauses.len() as u64,
+            upgrades: self.upgrades,
             pause_seconds_p50: seconds(at(0.5)),
             pause_seconds_p99: seconds(at(0.99)),
             pause_seconds_max: seconds(pauses.last()),
@@ -67,35 +80,175 @@ impl Succession {
     /// end of a sentence. The program has to be ended then.
     pub(super) fn go_on(
         &mut self,
-        estate: &Estate,
+        estate: &mut Estate,
         manager: &mut Manager,
         voice: &mut Voice,
     ) -> Result<(), String> {
         let died = Instant::now();
+        if let Some((binary, since)) = self.before.take()
+            && since.elapsed() < TRIAL
+        {
+            voice.say("the manager of the new binary died, so the one before takes over again");
+            estate.binary = binary;
+            self.left = self.left.saturating_add(1); // this one is not counted
+        }
         self.may_go_on(estate, manager, voice)?;
+        self.start_others(estate, manager, voice)?;
+        self.pauses.push(died.elapsed());
+        if !self.quiet {
+            voice.say(&format!(
+                "the manager died, and another took over: the program waited for {:.1?}",
+                died.elapsed()
+            ));
+        }
+        Ok(())
+    }
+
+    /// Replaces the manager by one of the binary that a user gave, if that can take over. If it
+    /// proves that it cannot, the binary before takes over again. Error: none has, and why, as the
+    /// end of a sentence. The program has to be ended then.
+    pub(super) fn upgrade(
+        &mut self,
+        estate: &mut Estate,
+        manager: &mut Manager,
+        voice: &mut Voice,
+        asking: &Asking,
+    ) -> Result<(), String> {
+        let (version, binary) = match self.checked(estate, manager, asking) {
+            Ok(checked) => checked,
+            Err(why) => {
+                asking.tell(&Told::Refused { why });
+                return Ok(());
+            }
+        };
+        asking.tell(&Told::Checked {
+            version: version.clone(),
+        });
+        let died = Instant::now();
+        let replaced = self.replace(estate, manager, voice, binary);
+        let pause = died.elapsed();
+        let pause_seconds = pause.as_secs_f64();
+        let (what, told) = match replaced {
+            Ok(None) => {
+                self.upgrades += 1;
+                let what = format!("undercroft {version} manages now");
+                (what, Told::Done { pause_seconds })
+            }
+            Ok(Some(why)) => {
+                let what = "the new binary did not take over, so the one before did".to_owned();
+                (what, Told::Kept { why, pause_seconds })
+            }
+            Err(why) => {
+                asking.tell(&Told::Ended { why: died_of(&why) });
+                return Err(why);
+            }
+        };
+        self.pauses.push(pause);
+        if !self.quiet {
+            voice.say(&format!("{what}: the program waited for {pause:.1?}"));
+        }
+        asking.tell(&told);
+        Ok(())
+    }
+
+    /// The version of the binary that a user gave, and the binary. Nothing is changed. Errors: it
+    /// cannot take over, and why.
+    fn checked(
+        &self,
+        estate: &Estate,
+        manager: &Manager,
+        asking: &Asking,
+    ) -> Result<(String, OwnedFd), String> {
+        let versions = upgrade::check(&asking.binary)?;
+        self.may_replace(estate, manager)?; // last: nothing changes between this and the end
+        match asking.binary.try_clone() {
+            Ok(binary) => Ok((versions.undercroft, binary)),
+            Err(why) => Err(format!("no descriptor for it: {why}")),
+        }
+    }
+
+    /// Ends the manager and starts one of `binary`. Returns why that one did not take over, if
+    /// another of the binary before did. Error: none did.
+    fn replace(
+        &mut self,
+        estate: &mut Estate,
+        manager: &mut Manager,
+        voice: &mut Voice,
+        binary: OwnedFd,
+    ) -> Result<Option<String>, String> {
+        if manager.end(voice) == Killed::Stays {
+            return Err(": it has not ended after it was killed for an upgrade".to_owned());
+        }
+        manager.log.tell(voice);
+        let before = std::mem::replace(&mut estate.binary, binary);
+        let why = match self.start_one(estate, manager) {
+            Ok(Ok(())) => {
+                self.before = Some((before, Instant::now()));
+                return Ok(None);
+            }
+            Ok(Err(failed)) => self.clean_up(estate, manager, *failed, voice)?,
+            Err(why) => Some(why),
+        };
+        estate.binary = before;
+        self.start_others(estate, manager, voice)?;
+        Ok(Some(why.unwrap_or_else(|| {
+            "it ended before it was ready".to_owned()
+        })))
+    }
+
+    /// Whether a manager that lives may be replaced. Nothing is changed. Errors: why not.
+    fn may_replace(&self, estate: &Estate, manager: &Manager) -> Result<(), String> {
+        if self.traces {
+            return Err("no other manager can continue the trace of --trace".to_owned());
+        }
+        let is_remote = |tier: &TierSpec| matches!(tier, TierSpec::Remote(_));
+        if estate.options().tiers.iter().any(is_remote) {
+            return Err("no manager can take over a redis tier yet".to_owned());
+        }
+        if manager.stays || manager.holder.1.has_exited() || manager.handover.is_none() {
+            return Err("its manager, or the holder of its descriptors, is ending".to_owned());
+        }
+        let legacy = look(estate).ok_or("its table of processes cannot be read")?;
+        match legacy.refusal() {
+            Some(why) => Err(format!("no manager can take over: {why}")),
+            None => Ok(()),
+        }
+    }
+
+    /// Starts managers until one has taken over.
+    fn start_others(
+        &mut self,
+        estate: &Estate,
+        manager: &mut Manager,
+        voice: &mut Voice,
+    ) -> Result<(), String> {
         loop {
-            let generation = manager.generation + 1;
-            let Some(handover) = &manager.handover else {
-                return Err(String::new()); // the program is being ended
-            };
-            let started = estate.spawn(Some(handover), generation);
-            let started = started.map_err(|error| format!(": no other could start: {error}"))?;
-            match started.until_ready(Instant::now() + TAKEOVER) {
-                Ok(new) => {
-                    let old = std::mem::replace(manager, new);
-                    end_holder(&old.holder); // the new one has its descriptors, too
-                    self.pauses.push(died.elapsed());
-                    if !self.quiet {
-                        voice.say(&format!(
-                            "the manager died, and another took over: the program waited for {:.1?}",
-                            died.elapsed()
-                        ));
-                    }
-                    return Ok(());
-                }
+            match self.start_one(estate, manager)? {
+                Ok(()) => return Ok(()),
                 Err(failed) => self.failed(estate, manager, *failed, voice)?,
             }
         }
+    }
+
+    /// Starts one manager. Outer error: none could start.
+    fn start_one(
+        &self,
+        estate: &Estate,
+        manager: &mut Manager,
+    ) -> Result<Result<(), Box<Failed>>, String> {
+        let Some(handover) = &manager.handover else {
+            return Err(String::new()); // the program is being ended
+        };
+        let started = estate.spawn(Some(handover), manager.generation + 1);
+        let started = started.map_err(|error| format!(": no other could start: {error}"))?;
+        Ok(match started.until_ready(Instant::now() + TAKEOVER) {
+            Ok(new) => {
+                let old = std::mem::replace(manager, new);
+                end_holder(&old.holder); // the new one has its descriptors, too
+                Ok(())
+            }
+            Err(failed) => Err(failed),
+        })
     }
 
     /// Checks whether another manager may be started. Notes the death of this one.
@@ -161,6 +314,24 @@ impl Succession {
         failed: Failed,
         voice: &mut Voice,
     ) -> Result<(), String> {
+        let why = self.clean_up(estate, manager, failed, voice)?;
+        self.note_death(false, Vec::new());
+        self.gives_up()?;
+        match why {
+            Some(why) => Err(format!(": {why}")),
+            None => Ok(()),
+        }
+    }
+
+    /// Ends a successor that did not become ready, so that another can be started. Returns what it
+    /// said. Error: none can be started.
+    fn clean_up(
+        &self,
+        estate: &Estate,
+        manager: &mut Manager,
+        failed: Failed,
+        voice: &mut Voice,
+    ) -> Result<Option<String>, String> {
         let (mut failed, why) = (failed.starting, failed.why);
         let killed = failed.end();
         failed.log.tell(voice);
@@ -179,14 +350,16 @@ impl Succession {
             };
             end_holder(&spare);
         }
-        self.note_death(false, Vec::new());
-        self.gives_up()?;
-        match (killed, why) {
-            (Killed::Stays, _) => Err(": another one did not become ready".to_owned()),
-            (_, Some(why)) => Err(format!(": {why}")),
-            (_, None) => Ok(()),
+        match killed {
+            Killed::Stays => Err(": another one did not become ready".to_owned()),
+            Killed::Ended => Ok(why),
         }
     }
+}
+
+/// The end of a sentence as a sentence.
+fn died_of(why: &str) -> String {
+    format!("no manager took over{why}")
 }
 
 /// Ends a holder whose descriptors another one has, too.
@@ -208,6 +381,8 @@ mod tests {
     fn succession() -> Succession {
         Succession {
             left: 100,
+            upgrades: 0,
+            before: None,
             traces: false,
             quiet: true,
             idle_deaths: 0,

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use undercroft_base::SpaceId;
 use undercroft_sys::uffd::{self, Leftover, MESSAGE_BUF_WORDS, Message, MessageBuf, Receipt, Uffd};
 
-use super::{HEADER_WORDS, Legacy, TooMany};
+use super::{Cannot, HEADER_WORDS, Legacy};
 use crate::sync::lock;
 
 /// Each fault thread has one block, and one for each read whose events are still held back.
@@ -77,7 +77,7 @@ impl EventInbox {
                 self.spare = false;
             }
             None => {
-                legacy.cannot(TooMany::Events);
+                legacy.cannot(Cannot::Events);
                 self.buffer = MessageBuf::default();
                 self.spare = true;
             }

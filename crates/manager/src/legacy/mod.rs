@@ -33,12 +33,13 @@ use crate::sync::lock;
 const THREADS_MAX: usize = 8;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"uclegacy");
-const VERSION: u64 = 2;
+/// Of this layout. A successor reads no other.
+pub(crate) const VERSION: u64 = 3;
 
 const MAGIC_WORD: usize = 0;
 const VERSION_WORD: usize = 1;
 const GENERATION_WORD: usize = 2;
-/// Why no successor can take over: a set of [`TooMany`].
+/// Why no successor can take over: a set of [`Cannot`].
 const CANNOT_WORD: usize = 3;
 /// 1 once the manager of this generation has served a fault.
 const SERVED_WORD: usize = 4;
@@ -51,7 +52,7 @@ const ASKED_WORD: usize = 16;
 const TEXT_WORD: usize = 32;
 const TEXT_WORDS: usize = 16;
 /// Kinds of requests.
-pub(crate) const ASKS: usize = 11;
+pub(crate) const ASKS: usize = 12;
 
 const PAGE_WORDS: usize = PAGE_BYTES / 8;
 const HEADER_WORDS: usize = PAGE_WORDS;
@@ -71,22 +72,28 @@ pub(crate) enum LegacyError {
     Version(u64),
 }
 
-/// What there is too much of, so that some of it is not in the legacy.
+/// Why what is in the legacy is not enough.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum TooMany {
+pub(crate) enum Cannot {
     /// More address spaces than rows.
     Spaces = 1,
     /// More layout events held back than there is room for.
     Events = 2,
     /// More managed ranges in one space, or old places of moves, than its row has room for.
     Ranges = 4,
+    /// Tiers have come or gone since the start.
+    Tiers = 8,
 }
 
-impl TooMany {
-    const ALL: [(TooMany, &'static str); 3] = [
-        (TooMany::Spaces, "it has too many processes"),
-        (TooMany::Events, "too many layout events waited"),
-        (TooMany::Ranges, "it has too many mappings"),
+impl Cannot {
+    const ALL: [(Cannot, &'static str); 4] = [
+        (Cannot::Spaces, "it has too many processes"),
+        (Cannot::Events, "too many layout events waited"),
+        (Cannot::Ranges, "it has too many mappings"),
+        (
+            Cannot::Tiers,
+            "tiers were added or removed, and it knows those of the start",
+        ),
     ];
 }
 
@@ -188,7 +195,7 @@ impl Legacy {
     }
 
     /// Notes that a part of the manager's state is not in here. It stays so for the whole run.
-    pub(crate) fn cannot(&self, why: TooMany) {
+    pub(crate) fn cannot(&self, why: Cannot) {
         self.word(CANNOT_WORD)
             .fetch_or(why as u64, Ordering::Relaxed);
     }
@@ -196,7 +203,7 @@ impl Legacy {
     /// Why no successor can take over, if none can.
     pub(crate) fn refusal(&self) -> Option<&'static str> {
         let set = self.load(CANNOT_WORD);
-        let mut all = TooMany::ALL.iter();
+        let mut all = Cannot::ALL.iter();
         all.find(|(why, _)| set & *why as u64 != 0)
             .map(|(_, text)| *text)
     }
@@ -349,7 +356,7 @@ mod tests {
         assert_eq!((legacy.generation(), legacy.has_served()), (1, false));
         assert!(legacy.was_serving().is_empty());
         assert_eq!(legacy.refusal(), None);
-        legacy.cannot(TooMany::Events);
+        legacy.cannot(Cannot::Events);
         assert!(legacy.refusal().is_some());
     }
 }

@@ -16,7 +16,7 @@ use undercroft_base::{SpaceId, VirtPage, VirtRange};
 use undercroft_sys::handover::NONE;
 use undercroft_sys::mapping::SharedMemory;
 
-use super::{Legacy, TooMany, inbox};
+use super::{Cannot, Legacy, inbox};
 use crate::sync::lock;
 
 /// Address spaces at once.
@@ -188,7 +188,7 @@ fn read_list(legacy: &Legacy, at: usize, most: usize) -> Vec<VirtRange> {
 /// The managed ranges of row `at` have changed.
 pub(super) fn write_regions(legacy: &Legacy, at: usize, regions: &[VirtRange]) {
     if !write_list(legacy, base(at) + REGIONS_AT, REGIONS_MAX, regions) {
-        legacy.cannot(TooMany::Ranges);
+        legacy.cannot(Cannot::Ranges);
     }
 }
 
@@ -198,7 +198,7 @@ impl Legacy {
         let at = {
             let mut rows = lock(&self.rows);
             let Some(at) = rows.free.pop() else {
-                self.cannot(TooMany::Spaces);
+                self.cannot(Cannot::Spaces);
                 return Row::default();
             };
             for word in 0..FIELD_WORDS {
@@ -333,7 +333,7 @@ impl Row {
     pub(crate) fn put_vacated(&self, vacated: &[VirtRange]) {
         self.with(|legacy, base| {
             if !write_list(legacy, base + VACATED_AT, VACATED_MAX, vacated) {
-                legacy.cannot(TooMany::Ranges);
+                legacy.cannot(Cannot::Ranges);
             }
         });
     }

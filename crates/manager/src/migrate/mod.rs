@@ -93,6 +93,10 @@ impl Migrator {
     fn run(mut self) {
         self.shared.placement.set_migrator(process::thread_id());
         while !self.shared.signals.stopped() {
+            if self.shared.gauges.is_paused() {
+                std::thread::sleep(NAP);
+                continue;
+            }
             let begun = Instant::now();
             self.items.clear();
             self.shared.books.remove_drained();

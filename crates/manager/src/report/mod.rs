@@ -77,6 +77,9 @@ pub struct Report {
     pub tiers: Vec<TierReport>,
     /// Time above the limit.
     pub limit_exceeded: LimitExceeded,
+    /// Time in which a user had paused it.
+    #[serde(default)]
+    pub pauses: Pauses,
     /// What managing cost.
     pub manager: ManagerCost,
     /// Address spaces managed, fork children included.
@@ -104,12 +107,25 @@ pub struct Report {
     pub takeovers: Takeovers,
 }
 
+/// How often a user paused the run (`undercroft pause`), and for how long. The limit was not kept
+/// then, and that is no time above it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Pauses {
+    /// Pauses.
+    pub count: u64,
+    /// Time in all.
+    pub seconds: f64,
+}
+
 /// How often a manager took over, and how long the program waited: from the death of one to the
 /// readiness of the next.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Takeovers {
     /// Takeovers.
     pub count: u64,
+    /// Of these, those by another binary (`undercroft upgrade`): no manager had died before.
+    #[serde(default)]
+    pub upgrades: u64,
     /// Median.
     pub pause_seconds_p50: f64,
     /// 99th percentile.
@@ -514,6 +530,8 @@ pub struct ReportInputs<'a> {
     pub tiers: Vec<TierInputs<'a>>,
     /// Time above the limit.
     pub limit_exceeded: LimitExceeded,
+    /// Time in which it was paused.
+    pub pauses: Pauses,
     /// CPU time of the manager.
     pub manager_cpu: Nanos,
     /// What the program's size cost.
@@ -706,6 +724,7 @@ impl Report {
                 .map(|tier| TierReport::of(tier, inputs.wall))
                 .collect(),
             limit_exceeded: inputs.limit_exceeded,
+            pauses: inputs.pauses,
             manager: ManagerCost {
                 cpu_seconds: inputs.manager_cpu.seconds(),
                 metadata_bytes: inputs.metadata.0,

@@ -34,6 +34,9 @@ pub struct Snapshot {
     pub class: Option<String>,
     /// The limit; null when there is none.
     pub memory_max_bytes: Option<u64>,
+    /// True while a user has paused it: no page is evicted or moved, and the limit is not kept.
+    #[serde(default)]
+    pub paused: bool,
     /// Resident managed pages now.
     pub resident_bytes: u64,
     /// Resident managed pages plus what tiers hold in memory, now.

@@ -45,6 +45,9 @@ pub fn human_summary(report: &Report, color: bool) -> String {
     if let Some(bound) = &report.stall_bound {
         line("bound", bound.to_string());
     }
+    if report.pauses.count > 0 {
+        line("paused", pauses(report));
+    }
     line("pages", pages(report));
     line("memory", memory(report));
     for tier in &report.tiers {
@@ -110,6 +113,16 @@ pub fn bound(of: &BoundReport) -> String {
         ),
         None => format!("{}: too few page-ins to tell{control}", of.bound),
     }
+}
+
+fn pauses(report: &Report) -> String {
+    let pauses = report.pauses;
+    let times = if pauses.count == 1 { "time" } else { "times" };
+    let took = seconds(pauses.seconds);
+    format!(
+        "{} {times}, for {took} in all; no limit was kept then",
+        pauses.count
+    )
 }
 
 fn pages(report: &Report) -> String {

@@ -94,6 +94,7 @@ fn sample() -> Report {
             }),
         }],
         limit_exceeded: LimitExceeded::default(),
+        pauses: Pauses::default(),
         manager_cpu: Nanos(300_000_000),
         scale: Scale::default(),
         metadata: Bytes(32768),

@@ -304,6 +304,14 @@ impl Agent {
         })
     }
 
+    /// The state of its thread, as ps shows it; `?` if it cannot be told.
+    pub(crate) fn state(&self) -> char {
+        let thread = self.thread.get().and_then(Option::as_ref);
+        thread.map_or('?', |thread| {
+            thread.status.read().map_or('?', |of| of.state)
+        })
+    }
+
     /// True if the agent has run and is gone: its process has ended or called exec.
     pub(crate) fn has_ended(&self) -> bool {
         match self.thread.get() {

@@ -64,6 +64,8 @@ const PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// First word of the slot table: "UCSLOT" and the version of the layout above.
 const MAGIC: u64 = u64::from_le_bytes(*b"UCSLOT\x03\x00");
+/// The version in it.
+pub const VERSION: u64 = MAGIC >> 48;
 const MAGIC_WORD: usize = 0;
 const SLABS_WORD: usize = 1;
 const PAGE_WORDS: usize = PAGE_BYTES / 8;

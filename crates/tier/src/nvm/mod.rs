@@ -41,6 +41,8 @@ const SIZE_MAX: u64 = 1 << 44;
 
 /// First word of the slot table: "UCNVMT" and the version of the layout above.
 const MAGIC: u64 = u64::from_le_bytes(*b"UCNVMT\x01\x00");
+/// The version in it.
+pub const VERSION: u64 = MAGIC >> 48;
 const MAGIC_WORD: usize = 0;
 const SLOTS_WORD: usize = 1;
 const PAGE_WORDS: usize = PAGE_BYTES / 8;

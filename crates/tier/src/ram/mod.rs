@@ -47,6 +47,8 @@ const EMPTIED_BATCH: usize = 32;
 /// First word of the superblock: "UCPOOL" and the version of everything in this file and
 /// `classes.rs`.
 const MAGIC: u64 = u64::from_le_bytes(*b"UCPOOL\x01\x00");
+/// The version in it.
+pub const VERSION: u64 = MAGIC >> 48;
 /// Superblock words.
 const MAGIC_WORD: usize = 0;
 const USED_WORD: usize = 1;

@@ -1,0 +1,100 @@
+//! Gives a thread the one page that it waits for, without fault threads. A manager that takes over
+//! needs it: an agent may wait for a page in the middle of a command, and the takeover waits for
+//! the command's end.
+//!
+//! The books stay as they are where a load would change them. The takeover then finds the page
+//! present, as if a dead manager had installed it.
+
+use std::os::fd::RawFd;
+
+use undercroft_base::{Entry, Loaded, PAGE_BYTES, PageState, TierId, VirtPage, VirtRange};
+use undercroft_engine::Missing;
+use undercroft_sys::ring::PageRing;
+use undercroft_sys::uffd::UffdError;
+
+use super::lane::fill;
+use crate::space::port::Wake;
+use crate::space::process::Process;
+use crate::space::shared::Shared;
+
+/// Fills `page`, where nothing is, with what it reads as, and wakes its threads. If that cannot be
+/// done now, nothing happens.
+///
+/// The caller holds the layout lock for writing, and has applied the events that it read. No other
+/// thread changes the books. Cost: at most one read of a device.
+pub(crate) fn give(shared: &Shared, process: &Process, page: VirtPage) {
+    let (one, memory) = (VirtRange::one(page), &*process.memory);
+    let entry = {
+        let engine = shared.books.engine();
+        engine.books().entry(process.space, page)
+    };
+    // What is refused is tried again when the thread has faulted again.
+    let _ = match entry.state {
+        // A page on its way out was removed without an event.
+        PageState::Evicting | PageState::Untouched => memory.zero(one, Wake::Now),
+        // Another mapping was moved to this place.
+        PageState::Stored | PageState::Loading => match copy(shared, &entry) {
+            Some(bytes) => memory.install(page, &bytes, Wake::Now),
+            None => Ok(()),
+        },
+        PageState::Resident => fill_missing(shared, process, page),
+        PageState::Lost => memory.poison(one),
+    };
+}
+
+/// Fills a page that is resident by the books, if the kernel says that nothing is there: with
+/// zeros, if the program or the kernel dropped it ([`Missing::Dropped`]), otherwise with poison.
+/// The kernel refuses both if something is there, or if a layout event is pending. The caller holds
+/// the layout lock for writing, so no command is posted: a page that is resident now does not leave
+/// meanwhile.
+#[cold]
+pub(super) fn fill_missing(
+    shared: &Shared,
+    process: &Process,
+    page: VirtPage,
+) -> Result<(), UffdError> {
+    let range = VirtRange::one(page);
+    let missing = (shared.books.engine().discovery()).missing(process.space, page);
+    let (Some(missing), true) = (missing, process.has_applied_all()) else {
+        return Ok(());
+    };
+    match missing {
+        Missing::Dropped => process.memory.zero(range, Wake::Now),
+        Missing::Lost => process.memory.poison(range),
+    }?;
+    let mut engine = shared.books.engine();
+    (engine.discovery()).vanished(process.space, page, missing);
+    Ok(())
+}
+
+/// The bytes of a page that is not in memory. `None`: no copy verifies, or it is on another
+/// machine.
+fn copy(shared: &Shared, entry: &Entry) -> Option<Vec<u8>> {
+    let mut bytes = vec![0; PAGE_BYTES];
+    if entry.tier == TierId::FILL {
+        fill(&mut bytes, entry.slot.0 as u32);
+        return Some(bytes);
+    }
+    let metered = shared.books.tiers.get(usize::from(entry.tier.0))?;
+    match metered.load(entry.slot, entry.stamp, &mut bytes).ok()? {
+        Loaded::Done => Some(bytes),
+        Loaded::Read { fd, offset } => {
+            let sum = metered.tier.checksum(entry.slot, entry.stamp)?;
+            let bytes = read(fd, offset)?;
+            (undercroft_base::page_checksum(&bytes, entry.stamp) == sum).then_some(bytes)
+        }
+        Loaded::Fetch => None,
+    }
+}
+
+/// One page of a file or a device. It may be open for direct reads, which need memory that is
+/// aligned: a ring has such.
+fn read(fd: RawFd, offset: u64) -> Option<Vec<u8>> {
+    let mut ring = PageRing::new(1, 1).ok()?;
+    ring.read(fd, offset, 0, 1, 0).ok()?;
+    ring.submit(1).ok()?;
+    let mut whole = false;
+    ring.reap(|_, got| whole = got == Ok(PAGE_BYTES));
+    let page = ring.arena().pages(0, 1).filter(|_| whole);
+    page.map(<[u8]>::to_vec)
+}
