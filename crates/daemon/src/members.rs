@@ -10,7 +10,7 @@ use std::time::Duration;
 use undercroft_base::Bytes;
 use undercroft_manager::grant::{
     BudgetStatus, COMMAND_BYTES_MAX, Claim, DaemonStatus, Figures, Grant, Hello, MemberStatus,
-    Refusal, ToKeeper, VERSION,
+    Refusal, ToKeeper, UNKNOWN, VERSION,
 };
 use undercroft_qos::shares::{self, Waits, Want};
 
@@ -200,6 +200,14 @@ pub(crate) struct Members {
 }
 
 impl Members {
+    /// The keepers that have memory, or had it and are expected.
+    pub(crate) fn pids(&self) -> BTreeSet<u32> {
+        let here = self.members.values().map(|member| member.pid);
+        // 0: it is outside of this pid namespace.
+        let here = here.filter(|pid| *pid != 0);
+        here.chain(self.expected.iter().copied()).collect()
+    }
+
     /// * `expected`: keepers that an earlier daemon had admitted.
     pub(crate) fn new(config: Config, expected: BTreeSet<u32>) -> Members {
         Members {
@@ -316,6 +324,12 @@ impl Members {
         let member = Member {
             storage,
             claimed: true,
+            // It may not have come down to its limit yet. Its figures tell.
+            ceiling: limit.max(self.config.memory),
+            figures: Figures {
+                dram: UNKNOWN,
+                ..Figures::default()
+            },
             ..Member::new(pid, hello, class, (limit, most), self.now)
         };
         self.say(id, ToKeeper::Granted(self.grant(&member)));
@@ -571,9 +585,14 @@ impl Members {
         }
     }
 
+    /// Clients of an earlier daemon have memory, and have not claimed it yet.
+    fn awaits_claims(&self) -> bool {
+        !self.expected.is_empty() && self.now < CLAIMS
+    }
+
     /// Admits clients that wait, in their order.
     fn admit(&mut self) {
-        if !self.expected.is_empty() && self.now < CLAIMS {
+        if self.awaits_claims() {
             return;
         }
         let free = Bytes(self.free());
@@ -619,7 +638,7 @@ impl Members {
 
     /// Gives what is free to clients that shall have more. Those that wait come first.
     fn grow(&mut self) {
-        if !self.waiting.is_empty() {
+        if !self.waiting.is_empty() || self.awaits_claims() {
             return;
         }
         let mut free = self.free();
@@ -676,7 +695,10 @@ fn member_status(member: &Member) -> MemberStatus {
         memory_min_bytes: member.class.memory_min.0,
         limit_bytes: member.limit.0,
         target_bytes: member.target.0,
-        dram_bytes: member.figures.dram,
+        dram_bytes: match member.figures.dram {
+            UNKNOWN => member.limit.0,
+            dram => dram,
+        },
         has_curve: !member.curves.is_empty(),
         stall_seconds: finite(member.figures.stall_seconds),
         swap_ins: member.figures.swap_ins,

@@ -319,6 +319,53 @@ fn clients_of_an_earlier_daemon_keep_what_they_have_before_others_come() {
 }
 
 #[test]
+fn memory_of_a_client_that_has_not_come_back_is_not_given_to_another() {
+    let mut world = World::new(100);
+    world.members = Members::new(config(100), BTreeSet::from([0, 1]));
+    let first = world.join(Hello {
+        claim: Some(Claim {
+            memory: 30 * MIB,
+            storage: vec![1, 2, 3],
+        }),
+        ..hello("default")
+    });
+    for _ in 0..20 {
+        world.tick(20);
+        world.act(first, true);
+    }
+    assert_eq!(world.limit(first), 30);
+}
+
+/// The earlier daemon had lowered its limit, and it has not come down yet.
+#[test]
+fn what_a_claiming_client_uses_is_not_given_before_its_figures_are_known() {
+    let mut world = World::new(100);
+    world.members = Members::new(config(100), BTreeSet::from([0]));
+    let claim = Hello {
+        claim: Some(Claim {
+            memory: 10 * MIB,
+            storage: vec![1, 2, 3],
+        }),
+        ..hello("default")
+    };
+    let first = world.join(claim);
+    let new = world.join(hello("default"));
+    for _ in 0..5 {
+        world.tick(20);
+        assert_eq!(world.members.status(1).free_bytes, 0);
+        assert!(world.fakes[&new].inbox.is_empty());
+    }
+    let uses = Figures {
+        dram: 60 * MIB,
+        limit: Some(10 * MIB),
+        ..Figures::default()
+    };
+    world.members.figures(first, uses);
+    world.tick(20);
+    assert_eq!(world.members.status(1).free_bytes, 40 * MIB);
+}
+
+#[test]
 fn what_a_client_may_not_say_ends_it_and_harms_none() {
     let mut world = World::new(100);
     let good = world.join(hello("default"));

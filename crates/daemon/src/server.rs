@@ -1,7 +1,7 @@
 //! The daemon's socket, and the loop around [`Members`]: one thread, no wait that a client can
 //! prolong.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
@@ -76,12 +76,19 @@ pub fn serve(
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
     listener.set_nonblocking(true)?;
     let mut outcome = Ok(());
+    // The runs of this user that a daemon gave memory to: they come back.
+    let runs = status::snapshots().into_iter();
+    let mut expected = runs
+        .filter(|run| run.class.is_some())
+        .map(|run| run.pid)
+        .collect();
     let mut config = Some(config);
     while let Some(now) = config.take() {
         ready(&path, now.memory);
-        let mut server = Server::new(now);
+        let mut server = Server::new(now, expected);
         let _ = sd_notify::notify(&[NotifyState::Ready]);
         outcome = server.run(&listener, ended);
+        expected = server.members.pids();
         config = next();
     }
     let _ = sd_notify::notify(&[NotifyState::Stopping]);
@@ -129,12 +136,10 @@ struct Server {
 }
 
 impl Server {
-    fn new(config: Config) -> Server {
-        // The runs of this user that a daemon gave memory to: they come back.
-        let runs = status::snapshots().into_iter();
-        let expected = runs.filter(|run| run.class.is_some()).map(|run| run.pid);
+    /// * `expected`: keepers that have memory already.
+    fn new(config: Config, expected: BTreeSet<u32>) -> Server {
         Server {
-            members: Members::new(config, expected.collect()),
+            members: Members::new(config, expected),
             peers: BTreeMap::new(),
             next: 0,
             begun: Instant::now(),

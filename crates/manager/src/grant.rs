@@ -61,10 +61,13 @@ pub struct Claim {
     pub storage: Vec<u64>,
 }
 
+/// Figures of a client whose use of memory is not known.
+pub const UNKNOWN: u64 = u64::MAX;
+
 /// How a client does.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Figures {
-    /// DRAM in use, in bytes.
+    /// DRAM in use, in bytes; [`UNKNOWN`] = as much as it may still use.
     pub dram: u64,
     /// The limit that it keeps to, in bytes; null = none.
     pub limit: Option<u64>,

@@ -151,6 +151,11 @@ impl Signals {
         self.calm.store(true, Ordering::Relaxed);
     }
 
+    /// The control thread has seen something happen, and checks often again.
+    pub(crate) fn end_calm(&self) {
+        self.calm.store(false, Ordering::Relaxed);
+    }
+
     /// Whether nothing has happened for long.
     pub(crate) fn is_calm(&self) -> bool {
         self.calm.load(Ordering::Relaxed)

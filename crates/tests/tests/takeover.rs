@@ -625,6 +625,37 @@ fn another_binary_manages_a_program_that_goes_on() {
     ));
 }
 
+/// The program has ended, and a process that it left behind runs on under another manager.
+#[test]
+fn what_a_program_leaves_behind_outlives_an_upgrade() {
+    let name = "what_a_program_leaves_behind_outlives_an_upgrade";
+    let _turn = one_at_a_time();
+    if plain_only() {
+        return skip(name, "a plain run has no manager");
+    }
+    let scratch = tempfile::tempdir().expect("a scratch folder");
+    let mark = scratch.path().join("mark");
+    let leaves = format!("(sleep 3; echo here > {}) & exit 3", mark.display());
+    let mut run = Job::new("sh")
+        .args(["-c", &leaves])
+        .limit(64 * MIB)
+        .tier("ram")
+        .timeout(30)
+        .start();
+    let pid = run.pid();
+    run.until("a manager", 10, |run| run.status());
+    std::thread::sleep(Duration::from_millis(500)); // the shell has ended by then
+    for (binary, becomes) in [
+        (Path::new("/bin/true"), "refused"),
+        (undercroft(), "upgraded"),
+    ] {
+        let (said, _) = upgrade(pid, binary);
+        assert_eq!(said["outcome"], becomes, "{said}");
+    }
+    run.wait().expect(3);
+    assert!(mark.exists(), "what was left behind was ended");
+}
+
 /// No process of the program chooses what its keeper runs.
 #[test]
 fn the_program_itself_may_not_upgrade_its_manager() {

@@ -12,7 +12,6 @@ use undercroft_base::{Bytes, PageCount, PageNo, TierId, TierKind};
 
 use super::Books;
 use super::metered::MeteredTier;
-use crate::legacy::Cannot;
 use crate::report::Drain;
 use crate::sync::{lock, pass};
 
@@ -58,7 +57,6 @@ impl Books {
     pub(crate) fn drain(&self, tier: TierId) -> Result<(), String> {
         let mut begun = lock(&self.drains.begun);
         self.begin_drain(&mut begun, tier)?;
-        drop(begun);
         self.engine().migrations().close(tier);
         Ok(())
     }
@@ -71,10 +69,10 @@ impl Books {
             if drain.unreadable > PageCount(0) {
                 return Err(unreadable_text(drain.unreadable));
             }
+            self.legacy.change_tiers().map_err(str::to_owned)?;
             drain.removes = true;
-            self.legacy.cannot(Cannot::Tiers);
         }
-        drop(begun);
+        // Before anyone can see that it is to be removed: no page may be on its way there then.
         self.engine().migrations().close(tier);
         Ok(())
     }
@@ -130,8 +128,8 @@ impl Books {
     /// Errors: why not; nothing is changed. For the user.
     pub(crate) fn reopen(&self, tier: TierId) -> Result<(), String> {
         let at = usize::from(tier.0);
-        self.in_use(at)?;
         let mut begun = lock(&self.drains.begun);
+        self.in_use(at)?;
         if begun.get_mut(at).and_then(Option::take).is_some() {
             self.engine().migrations().reopen(tier);
         }
@@ -154,10 +152,10 @@ impl Books {
         let faster = self.tiers.ranked().filter(|of| speed(of) <= mine).count();
         let class = tier.latency();
         let was_last = self.tiers.ranks().next_back();
+        self.legacy.change_tiers().map_err(str::to_owned)?;
         if !self.tiers.place(id, tier) {
             return Err("the run made too many tiers in its time".to_owned());
         }
-        self.legacy.cannot(Cannot::Tiers);
         begun.resize(self.tiers.len().max(usize::from(id.0) + 1), None);
         begun[usize::from(id.0)] = None;
         let ranks = {

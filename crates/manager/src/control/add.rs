@@ -103,7 +103,7 @@ fn add(shared: &Shared, spec: &TierSpec) -> Result<Answered, String> {
     let limit = shared.gauges.memory_max();
     let metered = tiers::metered(made, spec, limit).measured(load);
     shared.books.add(metered)?;
-    limit_pools(shared, limit);
+    limit_pools(shared, shared.gauges.memory_max()); // it may have changed meanwhile
     shared.signals.kick_evictor();
     Ok(Answered::Yes)
 }

@@ -241,7 +241,7 @@ impl Control {
     }
 
     /// Ends the window of the latency bound, if it is time. Called at each round of the control
-    /// thread: at least every 100 ms.
+    /// thread: at least every 100 ms if there is a bound.
     pub(super) fn note_page_ins(&mut self) {
         let gauges = &self.shared.gauges;
         if let (Some(bound), Some(page_ins)) = (&mut self.bound, gauges.page_ins.get())

@@ -64,6 +64,8 @@ pub(super) struct Quiet {
     /// Since when the client has not grown, and what it used then, in bytes.
     still_since: Instant,
     used: u64,
+    /// The kernel does not tell of all new mappings.
+    blind: bool,
 }
 
 impl Quiet {
@@ -72,7 +74,13 @@ impl Quiet {
             busy_at: now,
             still_since: now,
             used: 0,
+            blind: false,
         }
+    }
+
+    /// A process is not watched for new mappings.
+    pub(super) fn is_blind(&mut self) {
+        self.blind = true;
     }
 
     /// How long the client has not grown by more than 1/64 of its limit.
@@ -311,10 +319,13 @@ impl Control {
         self.tick
     }
 
-    /// Notes whether something happens. A bound is looked after at all times.
+    /// Notes whether something happens. A bound is looked after at all times, and so is a client
+    /// whose new mappings only a check finds.
     fn rest_if_calm(&mut self, busy: bool) {
-        if busy || self.has_latency_bound() || self.stall.is_bounded() {
+        let bound = self.has_latency_bound() || self.stall.is_bounded();
+        if busy || bound || self.quiet.blind {
             self.quiet.busy_at = Instant::now();
+            self.shared.signals.end_calm();
         } else if self.quiet.busy_at.elapsed() >= CALM_AFTER {
             self.shared.signals.set_calm();
         }

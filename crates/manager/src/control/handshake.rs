@@ -476,9 +476,13 @@ impl Control {
 
     /// Watches the process for new mappings from now on, unless it inherits its parent's watch. If
     /// the kernel refuses that, checks find the mappings.
-    pub(super) fn watch(&self, process: &Process) {
-        if let (Some(sideband), Some(pid)) = (lock(&self.watch).as_mut(), process.pid())
-            && let Err(error) = sideband.watch(pid)
+    pub(super) fn watch(&mut self, process: &Process) {
+        let Some(pid) = process.pid() else { return };
+        let watched = lock(&self.watch).as_mut().map(|of| of.watch(pid));
+        if !matches!(watched, Some(Ok(()))) {
+            self.quiet.is_blind();
+        }
+        if let Some(Err(error)) = watched
             && (error.kind() == io::ErrorKind::QuotaExceeded || is_out_of_descriptors(&error))
         {
             self.shared.gauges.shortages.no_descriptor();

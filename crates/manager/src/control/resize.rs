@@ -47,6 +47,10 @@ impl Control {
             let why = "a trace is recorded (--trace), and a trace has one limit";
             return Answered::Refused(why.to_owned());
         }
+        if paused && self.shared.options.class.is_some() {
+            let why = "the daemon gives its memory to others, and a paused run would take more";
+            return Answered::Refused(why.to_owned());
+        }
         if self.shared.gauges.pause(paused) {
             self.keep_to_limit();
         }

@@ -96,7 +96,7 @@ impl Control {
     }
 
     /// Takes the averages, and ends the window of the bound, if it is time. Called at each round of
-    /// the control thread: at least every 100 ms.
+    /// the control thread: at least every 100 ms if there is a bound.
     pub(super) fn note_stall(&mut self) {
         let (now, waited) = self.time_and_wait();
         self.stall.pressure.note(now, waited);

@@ -8,7 +8,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
-use undercroft_base::{Bytes, Nanos};
+use undercroft_base::{Bytes, Nanos, TierKind};
 use undercroft_engine::{Config, Engine, InHand, LedgerError, Room, Stats};
 use undercroft_policy::prefetch::first_touch::FirstTouches;
 use undercroft_sys::access::{AccessError, AccessScanner};
@@ -249,11 +249,19 @@ fn serve_over(launch: Launch, link: OwnedFd) -> Result<(), StartError> {
     control.notify(&Notice::Ready)?;
     control.run_to_the_end(&mark);
     control.shared.signals.stop();
-    (control.shared.books.tiers.iter()).for_each(|metered| metered.tier.close());
+    close_remote(&control.shared);
     // The client has ended or was killed. The threads end with the process.
     drop(threads);
     control.let_holder_go();
     Ok(())
+}
+
+/// Gives back what the run has in clusters. The kernel gives back the rest, and threads may be at
+/// work there yet.
+fn close_remote(shared: &Shared) {
+    let tiers = shared.books.tiers.iter().map(|of| &of.tier);
+    let remote = tiers.filter(|tier| tier.info().kind == TierKind::Remote);
+    remote.for_each(|tier| tier.close());
 }
 
 /// Starts every thread but the control thread.

@@ -158,6 +158,10 @@ impl Control {
 
     /// Does what a user asks, and keeps it for a successor.
     fn obey(&mut self, ask: &Ask) -> Answered {
+        let moves = matches!(ask, Ask::Drain(_) | Ask::Remove(_));
+        if moves && self.shared.gauges.is_paused() {
+            return Answered::Refused(PAUSED.to_owned());
+        }
         let answered = self.carry_out(ask);
         if answered == Answered::Yes
             && let Ok(text) = serde_json::to_vec(ask)
@@ -180,10 +184,8 @@ impl Control {
     }
 
     fn carry_out(&mut self, ask: &Ask) -> Answered {
-        let paused = self.shared.gauges.is_paused();
         let books = &self.shared.books;
         let done = match ask {
-            Ask::Drain(_) | Ask::Remove(_) if paused => Err(PAUSED.to_owned()),
             Ask::Drain(tier) => books.drain(TierId(*tier)),
             Ask::Remove(tier) => self
                 .may_change_tiers()

@@ -8,14 +8,11 @@ use undercroft_engine::DemoteItem;
 use undercroft_policy::place::Migration;
 
 use super::Evictor;
-use crate::sync::read;
 
 impl Evictor {
     /// Moves the oldest pages of one tier to another, as many as `migration` says. False if none
-    /// moved.
+    /// moved. The caller has held `Books::storing` since the engine named the tiers.
     pub(super) fn demote(&mut self, migration: Migration) -> bool {
-        let shared = self.shared.clone();
-        let _storing = read(&shared.books.storing);
         let from = &self.shared.books.tiers[usize::from(migration.from.0)];
         let to = &self.shared.books.tiers[usize::from(migration.to.0)];
         let want = migration.pages.0 as usize;

@@ -180,6 +180,7 @@ impl Evictor {
 
     /// Evicts until the reserve is free again.
     fn reclaim(&mut self) {
+        let shared = self.shared.clone();
         loop {
             if self.shared.signals.stopped() {
                 return;
@@ -195,6 +196,7 @@ impl Evictor {
             self.states.clear();
             self.states
                 .extend(self.shared.books.tiers.iter().map(MeteredTier::state));
+            let storing = read(&shared.books.storing);
             let (migration, before) = {
                 let mut engine = self.shared.books.engine();
                 engine.migrations().set_tiers(self.states.iter().copied());
@@ -210,6 +212,7 @@ impl Evictor {
             {
                 continue;
             }
+            drop(storing);
             let Some(before) = before else { break };
             let any = self.evict_batch();
             self.shared.books.follow_pages();

@@ -17,7 +17,7 @@ use super::status;
 use crate::control::{Answered, Ask};
 use crate::grant::{
     COMMAND_BYTES_MAX, Claim, CurveFigures, DaemonStatus, Figures, Grant, Hello, Lines, Refusal,
-    SOCKET, ToDaemon, ToKeeper, VERSION, line,
+    SOCKET, ToDaemon, ToKeeper, UNKNOWN, VERSION, line,
 };
 use crate::options::RunOptions;
 use crate::report::{MissRatioCurve, Snapshot};
@@ -25,6 +25,9 @@ use crate::report::{MissRatioCurve, Snapshot};
 /// How long the daemon may take to answer `Hello`: it may wait for claims, and for other clients to
 /// make room.
 const ANSWER: Duration = Duration::from_secs(20);
+
+/// Time between two questions to a daemon that ended before it answered: it may begin anew.
+const AGAIN: Duration = Duration::from_millis(50);
 
 /// How long a message may take to be sent, and the manager to answer.
 const SENDING: Duration = Duration::from_secs(5);
@@ -40,6 +43,9 @@ pub enum HeldError {
         "no daemon answers{0}\n  fix: start `undercroft daemon --config FILE`, or leave --daemon out"
     )]
     Away(String),
+    /// It ended, or began anew, before it answered.
+    #[error("the daemon ended before it answered\n  fix: start it again, or leave --daemon out")]
+    Ended,
     /// It refuses.
     #[error("the daemon refuses this run: {}{}", .0.why, could(.0))]
     Refused(Refusal),
@@ -81,7 +87,16 @@ impl Held {
             memory_max: (limit != Bytes(u64::MAX)).then_some(limit.0),
             claim: None,
         };
-        Held::greet(hello)
+        let until = Instant::now() + ANSWER;
+        let mut begins_anew = false;
+        loop {
+            match Held::greet(hello.clone()) {
+                Err(HeldError::Ended) if Instant::now() < until => begins_anew = true,
+                Err(HeldError::Away(_)) if begins_anew && Instant::now() < until => {}
+                answer => return answer,
+            }
+            std::thread::sleep(AGAIN);
+        }
     }
 
     fn greet(hello: Hello) -> Result<Held, HeldError> {
@@ -90,7 +105,11 @@ impl Held {
         let mut lines = Lines::default();
         send(&stream, &ToDaemon::Hello(hello.clone())).map_err(away)?;
         let deadline = Instant::now() + ANSWER;
-        match receive(&stream, &mut lines, Some(deadline)).map_err(away)? {
+        let ended = |error: io::Error| match error.kind() {
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => HeldError::Ended,
+            _ => HeldError::Away(format!(": {error}")),
+        };
+        match receive(&stream, &mut lines, Some(deadline)).map_err(ended)? {
             ToKeeper::Granted(grant) => Ok(Held {
                 stream,
                 lines,
@@ -171,9 +190,9 @@ impl Held {
             let answer = match receive(&self.stream, &mut self.lines, None)? {
                 ToKeeper::Tell => ToDaemon::Figures(match status::status_of(socket, SENDING) {
                     Some(snapshot) => figures(&snapshot),
-                    // It is busy. What it uses is not known, so it is all that it may use.
+                    // It is busy. It may not have come down to its limit.
                     None => Figures {
-                        dram: self.grant.memory,
+                        dram: UNKNOWN,
                         limit: Some(self.grant.memory),
                         ..Figures::default()
                     },
@@ -292,6 +311,14 @@ fn curve_figures(curve: &MissRatioCurve, uptime: f64) -> CurveFigures {
 
 /// Asks the daemon of this user for its status. `None`: there is none, or it does not answer.
 pub fn daemon_status() -> Option<DaemonStatus> {
+    let again = || {
+        std::thread::sleep(AGAIN); // it may have begun anew just now
+        ask_status()
+    };
+    ask_status().or_else(again)
+}
+
+fn ask_status() -> Option<DaemonStatus> {
     let stream = connect()?;
     send(&stream, &ToDaemon::Status).ok()?;
     let deadline = Instant::now() + SENDING;

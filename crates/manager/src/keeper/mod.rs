@@ -416,8 +416,12 @@ fn wait(
     voice: &mut Voice,
     upgrades: &OwnedFd,
 ) -> io::Result<Woken> {
-    let pidfd = PidFd::open(program.id())?;
-    let mut exit = None;
+    // After an upgrade or a takeover the program may have ended, and only what it left behind runs.
+    let mut exit = program.try_wait()?;
+    let pidfd = match exit {
+        None => Some(PidFd::open(program.id())?),
+        Some(_) => None,
+    };
     loop {
         let mut fds = vec![
             PollFd::new(&manager.pidfd, PollFlags::IN),
@@ -426,8 +430,8 @@ fn wait(
             PollFd::new(&manager.log.pipe, PollFlags::IN),
             PollFd::new(upgrades, PollFlags::IN),
         ];
-        if exit.is_none() {
-            fds.push(PollFd::new(&pidfd, PollFlags::IN));
+        if let (None, Some(pidfd)) = (exit, &pidfd) {
+            fds.push(PollFd::new(pidfd, PollFlags::IN));
         }
         let tick = rustix::fs::Timespec {
             tv_sec: 0,

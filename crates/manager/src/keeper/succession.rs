@@ -117,6 +117,7 @@ impl Succession {
         let (version, binary) = match self.checked(estate, manager, asking) {
             Ok(checked) => checked,
             Err(why) => {
+                hold_tiers(estate, false);
                 asking.tell(&Told::Refused { why });
                 return Ok(());
             }
@@ -126,6 +127,7 @@ impl Succession {
         });
         let died = Instant::now();
         let replaced = self.replace(estate, manager, voice, binary);
+        hold_tiers(estate, false);
         let pause = died.elapsed();
         let pause_seconds = pause.as_secs_f64();
         let (what, told) = match replaced {
@@ -160,7 +162,8 @@ impl Succession {
         asking: &Asking,
     ) -> Result<(String, OwnedFd), String> {
         let versions = upgrade::check(&asking.binary)?;
-        self.may_replace(estate, manager)?; // last: nothing changes between this and the end
+        hold_tiers(estate, true);
+        self.may_replace(estate, manager)?;
         match asking.binary.try_clone() {
             Ok(binary) => Ok((versions.undercroft, binary)),
             Err(why) => Err(format!("no descriptor for it: {why}")),
@@ -367,6 +370,13 @@ fn end_holder((pid, pidfd): &(u32, PidFd)) {
     let _ = pidfd.kill();
     pidfd.wait_exit(READY);
     reap_one(*pid);
+}
+
+/// Has the tiers stay those of now, or change again as users ask.
+fn hold_tiers(estate: &Estate, hold: bool) {
+    if let Some(legacy) = look(estate) {
+        legacy.set_upgrades(hold);
+    }
 }
 
 fn look(estate: &Estate) -> Option<Legacy> {

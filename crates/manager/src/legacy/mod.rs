@@ -43,6 +43,8 @@ const GENERATION_WORD: usize = 2;
 const CANNOT_WORD: usize = 3;
 /// 1 once the manager of this generation has served a fault.
 const SERVED_WORD: usize = 4;
+/// 1 while the keeper replaces the manager.
+const UPGRADES_WORD: usize = 5;
 /// The page that each fault thread serves; 0: none.
 const SERVING_WORD: usize = 8;
 
@@ -200,9 +202,33 @@ impl Legacy {
             .fetch_or(why as u64, Ordering::Relaxed);
     }
 
+    /// Notes that the tiers are others than those of the start, before they are. Errors: why they
+    /// may not change now.
+    pub(crate) fn change_tiers(&self) -> Result<(), &'static str> {
+        // The other side sets its word before it reads this one.
+        let before = self
+            .word(CANNOT_WORD)
+            .fetch_or(Cannot::Tiers as u64, Ordering::SeqCst);
+        if self.word(UPGRADES_WORD).load(Ordering::SeqCst) == 0 {
+            return Ok(());
+        }
+        if before & Cannot::Tiers as u64 == 0 {
+            self.word(CANNOT_WORD)
+                .fetch_and(!(Cannot::Tiers as u64), Ordering::SeqCst);
+        }
+        Err("another manager is about to take over; ask again")
+    }
+
+    /// From now on tiers may not change, because another manager is to take over; or they may
+    /// again. Call it before [`Legacy::refusal`].
+    pub(crate) fn set_upgrades(&self, upgrades: bool) {
+        self.word(UPGRADES_WORD)
+            .store(upgrades.into(), Ordering::SeqCst);
+    }
+
     /// Why no successor can take over, if none can.
     pub(crate) fn refusal(&self) -> Option<&'static str> {
-        let set = self.load(CANNOT_WORD);
+        let set = self.word(CANNOT_WORD).load(Ordering::SeqCst);
         let mut all = Cannot::ALL.iter();
         all.find(|(why, _)| set & *why as u64 != 0)
             .map(|(_, text)| *text)

@@ -44,7 +44,8 @@ pub(crate) struct Migrator {
     states: Vec<TierState>,
     items: Vec<DemoteItem>,
     copies: Copies,
-    /// Where the drain of a tier goes on.
+    /// The tier that is drained, and where that goes on.
+    drained: Option<TierId>,
     drained_to: PageNo,
     /// It moved a page in this round over the ledger.
     drain_helps: bool,
@@ -77,6 +78,7 @@ impl Migrator {
 
     fn new(shared: Arc<Shared>) -> std::io::Result<Migrator> {
         Ok(Migrator {
+            drained: None,
             drained_to: PageNo(0),
             drain_helps: false,
             drain_fails: false,
@@ -121,6 +123,10 @@ impl Migrator {
     /// Moves the next pages of a closed tier away. Returns how many. 0 at the end of the ledger:
     /// the pages that were on their way are found in the next round.
     fn drain_some(&mut self, tier: TierId) -> usize {
+        if self.drained.replace(tier) != Some(tier) {
+            (self.drained_to, self.drain_unreadable) = (PageNo(0), 0);
+            (self.drain_helps, self.drain_fails) = (false, false);
+        }
         loop {
             let next = {
                 let mut engine = self.shared.books.engine_for_many();

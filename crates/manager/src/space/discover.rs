@@ -650,6 +650,7 @@ pub(crate) fn note_own_frames(
         }
     }
     let any = !ranges.is_empty();
+    let mut found = false;
     for range in ranges {
         let mut start = range.start;
         while start < range.end {
@@ -665,12 +666,15 @@ pub(crate) fn note_own_frames(
                 if entry.present() && entry.exclusive() {
                     let page = start.plus(at as u64);
                     engine.forks().own_frame(process.space, page);
+                    found = true;
                 }
             }
             start = start.plus(count);
         }
     }
-    signals.kick_evictor();
+    if found {
+        signals.kick_evictor();
+    }
     any
 }
 
