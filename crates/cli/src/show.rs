@@ -251,8 +251,9 @@ fn client(snapshot: &Snapshot) -> String {
         .map_or("no limit".to_owned(), |max| format!("limit {}", Bytes(max)));
     let mut text = format!("{}  {}\n", snapshot.pid, snapshot.command.join(" "));
     text.push_str(&format!(
-        "  up {}{}\n",
+        "  up {}{}{}\n",
         Nanos((snapshot.uptime_seconds * 1e9) as u64),
+        (snapshot.class.as_ref()).map_or(String::new(), |class| format!("; class {class}")),
         if snapshot.paused {
             "; paused: no page leaves, and the limit is not kept"
         } else {
