@@ -198,8 +198,9 @@ pub trait Tier: Send + Sync {
         });
     }
 
-    /// The run has ended, or the tier is empty and used no more: gives its space back. Only
-    /// [`Tier::info`] and [`Tier::usage`] are called after this one. Takes a few seconds at most.
+    /// The tier is empty and used no more, or it is in a cluster and the run has ended. Gives its
+    /// space back. Only [`Tier::info`] and [`Tier::usage`] are called after this one. Takes a few
+    /// seconds at most.
     fn close(&self) {}
 
     /// The checksum kept for `slot`. A `Loaded::Read` page must have it, and so must a resident

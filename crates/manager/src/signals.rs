@@ -196,6 +196,22 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_stirs_ends_the_calm_and_wakes_the_control_thread_once() {
+        let signals = Signals::new(1).expect("eventfds");
+        let woken = || rustix::io::read(signals.control(), &mut [0u8; 8]).is_ok();
+        signals.stir();
+        assert!(!woken(), "it was not calm");
+        signals.set_calm();
+        signals.stir();
+        assert!(woken() && !signals.is_calm());
+        signals.stir();
+        assert!(!woken());
+        signals.set_calm();
+        signals.end_calm();
+        assert!(!woken() && !signals.is_calm());
+    }
+
+    #[test]
     fn the_first_reason_to_end_the_client_stays() {
         let signals = Signals::new(1).expect("eventfds");
         assert_eq!(signals.doomed(), None);

@@ -693,6 +693,9 @@ fn a_paused_run_keeps_its_pages_and_outlives_its_manager() {
         job.run().expect(0);
     };
     let of = |status: &serde_json::Value, field: &str| status[field].as_u64().unwrap_or(0);
+    // What a user asked before holds under the next manager, paused or not.
+    let drain = ["tiers", "drain", &pid.to_string(), "1"];
+    Job::new(undercroft()).args(drain).run().expect(0);
     ask("pause");
     // All its pages come back, beyond the limit.
     let whole = |run: &Running| {
@@ -706,6 +709,7 @@ fn a_paused_run_keeps_its_pages_and_outlives_its_manager() {
     run.until("another manager", 20, |_| successor(pid, dead));
     let after = run.until("all of its memory", 30, whole);
     assert_ne!(before["manager_pid"], after["manager_pid"]);
+    assert!(!after["tiers"][0]["drain"].is_null(), "{after:#}");
     std::thread::sleep(Duration::from_millis(300));
     let status = run.status().expect("a status");
     assert_eq!(status["pages"]["swapped_out"], 0, "{status:#}");

@@ -32,14 +32,16 @@ impl Exceeded {
 
     /// The sum, with the present excess up to `now`.
     pub(crate) fn until(&self, now: Instant) -> LimitExceeded {
-        let going_on = self
-            .since
-            .map_or(0.0, |since| now.duration_since(since).as_secs_f64());
         LimitExceeded {
-            seconds: self.ended.seconds + going_on,
+            seconds: self.ended.seconds + going_on(self.since, now),
             ..self.ended
         }
     }
+}
+
+/// Seconds from `since`, if there is one, to `now`.
+fn going_on(since: Option<Instant>, now: Instant) -> f64 {
+    since.map_or(0.0, |since| now.duration_since(since).as_secs_f64())
 }
 
 /// Time in which the run was paused.
@@ -61,11 +63,8 @@ impl Paused {
 
     /// The sum, with the present pause up to `now`.
     pub(crate) fn until(&self, now: Instant) -> Pauses {
-        let going_on = self
-            .since
-            .map_or(0.0, |since| now.duration_since(since).as_secs_f64());
         Pauses {
-            seconds: self.ended.seconds + going_on,
+            seconds: self.ended.seconds + going_on(self.since, now),
             ..self.ended
         }
     }

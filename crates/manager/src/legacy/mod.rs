@@ -359,6 +359,20 @@ mod tests {
     }
 
     #[test]
+    fn tiers_change_or_an_upgrade_goes_on_and_never_both() {
+        let legacy = Legacy::for_tests();
+        legacy.set_upgrades(true);
+        assert!(legacy.change_tiers().is_err());
+        assert_eq!(legacy.refusal(), None, "nothing has changed");
+        legacy.set_upgrades(false);
+        assert_eq!(legacy.change_tiers(), Ok(()));
+        assert!(legacy.refusal().is_some_and(|why| why.contains("tiers")));
+        legacy.set_upgrades(true);
+        assert!(legacy.change_tiers().is_err());
+        assert!(legacy.refusal().is_some(), "they have changed before");
+    }
+
+    #[test]
     fn the_last_request_of_each_kind_is_kept() {
         let legacy = Legacy::for_tests();
         assert!(legacy.asks().is_empty());
