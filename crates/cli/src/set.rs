@@ -58,65 +58,33 @@ pub(crate) fn pause(pid: u32, paused: bool) -> Result<u8, Failure> {
     if !live::snapshots()?.iter().any(|run| run.pid == pid) {
         return Err(live::no_run(pid));
     }
-    match live::ask(pid, Ask::Pause(paused)) {
-        Some(Answered::Yes) => {
-            show::line(&if paused {
-                format!("Run {pid} is paused: no page leaves, until `undercroft resume {pid}`.")
-            } else {
-                format!(
-                    "Run {pid} keeps to its limit again; `undercroft status {pid}` shows how far it is."
-                )
-            })?;
-            Ok(0)
-        }
-        Some(Answered::Refused(why)) => Err(Failure::new(
-            status::FAILED,
-            format!("run {pid} is not changed"),
-            why,
-            "leave the run as it is, or start it without what is in the way",
-        )),
-        None => Err(live::no_answer(pid)),
-    }
+    let done = if paused {
+        format!("Run {pid} is paused: no page leaves, until `undercroft resume {pid}`.")
+    } else {
+        format!(
+            "Run {pid} keeps to its limit again; `undercroft status {pid}` shows how far it is."
+        )
+    };
+    let fix = "leave the run as it is, or start it without what is in the way";
+    ask(pid, Ask::Pause(paused), &done, "the pause", fix)
 }
 
 fn set_stall_max(pid: u32, bound: Option<StallMax>) -> Result<u8, Failure> {
-    match live::ask(pid, Ask::Stall { bound }) {
-        Some(Answered::Yes) => {
-            show::line(&match bound {
-                Some(bound) => {
-                    format!("Run {pid} waits for at most {bound} of the time from now on.")
-                }
-                None => format!("Run {pid} has no stall bound any more."),
-            })?;
-            Ok(0)
-        }
-        Some(Answered::Refused(why)) => Err(Failure::new(
-            status::FAILED,
-            format!("the stall bound of run {pid} is not changed"),
-            why,
-            "start the run with what the bound needs",
-        )),
-        None => Err(live::no_answer(pid)),
-    }
+    let done = match bound {
+        Some(bound) => format!("Run {pid} waits for at most {bound} of the time from now on."),
+        None => format!("Run {pid} has no stall bound any more."),
+    };
+    let fix = "start the run with what the bound needs";
+    ask(pid, Ask::Stall { bound }, &done, "the stall bound", fix)
 }
 
 fn set_latency(pid: u32, bound: Option<LatencyBound>) -> Result<u8, Failure> {
-    match live::ask(pid, Ask::Latency { bound }) {
-        Some(Answered::Yes) => {
-            show::line(&match bound {
-                Some(bound) => format!("Run {pid} keeps {bound} from now on."),
-                None => format!("Run {pid} has no latency bound any more."),
-            })?;
-            Ok(0)
-        }
-        Some(Answered::Refused(why)) => Err(Failure::new(
-            status::FAILED,
-            format!("the latency bound of run {pid} is not changed"),
-            why,
-            "set a bound that can be kept; the old one still holds",
-        )),
-        None => Err(live::no_answer(pid)),
-    }
+    let done = match bound {
+        Some(bound) => format!("Run {pid} keeps {bound} from now on."),
+        None => format!("Run {pid} has no latency bound any more."),
+    };
+    let fix = "set a bound that can be kept; the old one still holds";
+    ask(pid, Ask::Latency { bound }, &done, "the latency bound", fix)
 }
 
 fn set_memory_max(pid: u32, limit: MemoryMax) -> Result<u8, Failure> {
@@ -128,22 +96,32 @@ fn set_memory_max(pid: u32, limit: MemoryMax) -> Result<u8, Failure> {
             "give a larger share, or a size such as 512M",
         )
     })?;
-    match live::ask(pid, Ask::MemoryMax(bytes)) {
+    let done = match bytes {
+        u64::MAX => format!("Run {pid} has no limit any more."),
+        _ => format!(
+            "Run {pid} keeps to {} from now on; `undercroft status {pid}` shows how far it is.",
+            Bytes(bytes)
+        ),
+    };
+    let fix = "set another limit; the old one still holds";
+    ask(pid, Ask::MemoryMax(bytes), &done, "the limit", fix)
+}
+
+/// Asks a run for a change.
+///
+/// * `done`: what to print if it is made.
+/// * `what`, `fix`: what is not changed if it is refused, and what to do then.
+fn ask(pid: u32, change: Ask, done: &str, what: &str, fix: &str) -> Result<u8, Failure> {
+    match live::ask(pid, change) {
         Some(Answered::Yes) => {
-            show::line(&match bytes {
-                u64::MAX => format!("Run {pid} has no limit any more."),
-                _ => format!(
-                    "Run {pid} keeps to {} from now on; `undercroft status {pid}` shows how far it is.",
-                    Bytes(bytes)
-                ),
-            })?;
+            show::line(done)?;
             Ok(0)
         }
         Some(Answered::Refused(why)) => Err(Failure::new(
             status::FAILED,
-            format!("the limit of run {pid} is not changed"),
+            format!("{what} of run {pid} is not changed"),
             why,
-            "set another limit; the old one still holds",
+            fix,
         )),
         None => Err(live::no_answer(pid)),
     }
