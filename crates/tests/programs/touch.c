@@ -2,10 +2,11 @@
 // the options say.
 //
 //   touch MIB [--rounds N] [--pace US] [--random-data] [--exit N] [--signal N] [--hold SECONDS]
-//         [--fork N] [--read-only MIB]
+//         [--fork N] [--read-only MIB] [--back MIB]
 //
 // Every page has known bytes, checked in each round (status 86 if wrong), with a pause before each
-// page. Prints "ready" after the first fill. The first MIB of --read-only are only read after it.
+// page. Prints "ready" after the first fill. The first MIB of --read-only are only read after it. Each
+// page of a round is followed by the one --back before it, which left not long ago.
 #define _GNU_SOURCE
 #include "pages.h"
 #include <signal.h>
@@ -15,7 +16,7 @@
 
 int main(int argc, char **argv)
 {
-	uint64_t rounds = 0, pace = 0, status = 0, number = 0, hold = 0, forks = 0, fixed = 0;
+	uint64_t rounds = 0, pace = 0, status = 0, number = 0, hold = 0, forks = 0, fixed = 0, back = 0;
 	if (argc < 2)
 		return 2;
 	for (int i = 2; i < argc; i++) {
@@ -37,6 +38,8 @@ int main(int argc, char **argv)
 			forks = value;
 		else if (!strcmp(argv[i], "--read-only"))
 			fixed = (value << 20) / PAGE;
+		else if (!strcmp(argv[i], "--back"))
+			back = (value << 20) / PAGE;
 		else
 			return 2;
 		i++;
@@ -56,6 +59,8 @@ int main(int argc, char **argv)
 			check(page, page < fixed ? 0 : round);
 			if (page >= fixed)
 				fill(page, round + 1);
+			if (back && page >= back)
+				check(page - back, page - back < fixed ? 0 : round + 1);
 		}
 	for (uint64_t n = 0; n < forks; n++) // all at once, each checks everything and changes a part
 		if (fork() == 0) {

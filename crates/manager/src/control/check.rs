@@ -26,10 +26,6 @@ const TICK_MIN: Duration = Duration::from_micros(500);
 const TICK_CALM: Duration = Duration::from_millis(400);
 const CALM_AFTER: Duration = Duration::from_secs(5);
 
-/// A client that has not grown for this long is managed, if checks for its growth would be
-/// frequent: its faults are reported from then on.
-const STILL_AFTER: Duration = Duration::from_secs(10);
-
 const _: () = assert!(TICK_MIN.as_nanos() < TICK_BUSY.as_nanos());
 const _: () = assert!(TICK_BUSY.as_nanos() < TICK_MAX.as_nanos());
 // The wait of the control thread is given in nanoseconds below a second.
@@ -37,15 +33,6 @@ const _: () = assert!(TICK_CALM.as_secs() == 0);
 
 /// Longest rest after a check that took long.
 const REST_MAX: Duration = Duration::from_millis(250);
-
-/// Room below the limit at which managing begins: this part of the limit. In a small limit it is
-/// [`SLACK_MIN`], or a quarter of the limit if that is less.
-const SLACK_PART: u64 = 16;
-const SLACK_MIN: u64 = 16 << 20;
-
-/// Fastest growth of a program that a check notices in time, in bytes a second: first touches of
-/// fresh memory.
-const GROWTH: f64 = 4e9;
 
 /// The result of the first part of a check, which reads no mapping.
 struct Pressure {
@@ -61,9 +48,6 @@ struct Pressure {
 pub(super) struct Quiet {
     /// When a check last saw something happen in a managed client.
     busy_at: Instant,
-    /// Since when the client has not grown, and what it used then, in bytes.
-    still_since: Instant,
-    used: u64,
     /// The kernel does not tell of all new mappings.
     blind: bool,
 }
@@ -72,8 +56,6 @@ impl Quiet {
     pub(super) fn new(now: Instant) -> Quiet {
         Quiet {
             busy_at: now,
-            still_since: now,
-            used: 0,
             blind: false,
         }
     }
@@ -81,15 +63,6 @@ impl Quiet {
     /// A process is not watched for new mappings.
     pub(super) fn is_blind(&mut self) {
         self.blind = true;
-    }
-
-    /// How long the client has not grown by more than 1/64 of its limit.
-    /// * `used`, `limit`: bytes now.
-    fn still(&mut self, now: Instant, used: u64, limit: u64) -> Duration {
-        if used > self.used + limit / 64 {
-            (self.still_since, self.used) = (now, used);
-        }
-        now - self.still_since
     }
 }
 
@@ -206,11 +179,8 @@ impl Control {
         };
         self.shared.gauges.note_memory(dram);
         let used = unmanaged + dram.0;
-        let threshold = limit - (limit / SLACK_PART).max(SLACK_MIN.min(limit / 4));
-        let headroom = threshold.saturating_sub(used) as f64;
-        let wait = Duration::from_secs_f64((headroom / GROWTH).min(1.0));
-        let still = self.quiet.still(Instant::now(), used, limit) >= STILL_AFTER && wait < TICK_MAX;
-        let begins = !self.managing && (used >= threshold || still);
+        let look = self.onset.look(Instant::now(), used, limit, TICK_MAX);
+        let begins = !self.managing && look.begins;
         if begins {
             self.managing = true;
             // Resident pages count before they are discovered: faults are served meanwhile.
@@ -219,7 +189,7 @@ impl Control {
         Pressure {
             begins,
             faults,
-            wait: wait.clamp(TICK_MIN, TICK_MAX),
+            wait: look.wait.clamp(TICK_MIN, TICK_MAX),
         }
     }
 
@@ -347,23 +317,5 @@ impl Control {
         for tier in self.shared.books.tiers.iter() {
             tier.note_usage();
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_client_is_still_until_it_grows_by_a_64th_of_its_limit() {
-        let begun = Instant::now();
-        let at = |seconds| begun + Duration::from_secs(seconds);
-        let mut quiet = Quiet::new(begun);
-        let mut still = |seconds, used| quiet.still(at(seconds), used, 6400).as_secs();
-        assert_eq!(still(1, 1000), 0);
-        assert_eq!(still(5, 1100), 4, "small growth");
-        assert_eq!(still(6, 900), 5, "it gave memory back");
-        assert_eq!(still(7, 1101), 0);
-        assert_eq!(still(17, 1101), 10);
     }
 }

@@ -8,6 +8,7 @@ mod check;
 pub(crate) mod ending;
 mod handshake;
 mod launch;
+mod onset;
 mod resize;
 mod stall;
 mod start;
@@ -85,6 +86,7 @@ struct Control {
     /// Time between two checks while the client is managed.
     tick: Duration,
     check_at: Instant,
+    onset: onset::Onset,
     quiet: check::Quiet,
     /// The keeper has stopped with this program.
     paused: Option<u32>,

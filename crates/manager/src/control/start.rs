@@ -26,6 +26,7 @@ use super::check::Quiet;
 use super::ending::{self, Mark};
 use super::handshake::Greetings;
 use super::launch::{Launch, Notice, tell};
+use super::onset::Onset;
 use super::stall::Stall;
 use super::takeover::{self, Inheritance, TakeoverError};
 use super::tell::pause_again;
@@ -203,7 +204,6 @@ fn serve_over(launch: Launch, link: OwnedFd) -> Result<(), StartError> {
     let scanner = scanner(&launch)?;
     let (shared, inheritance) = share(&launch, memories)?;
     let _ = process::lock_all_memory();
-    let device = UffdDevice::open()?;
     let watch = watch::new();
     let mut settled = inheritance.map(|of| of.settle(&shared)).transpose()?;
     let in_hand = settled.as_mut().map(|of| std::mem::take(&mut of.in_hand));
@@ -218,6 +218,7 @@ fn serve_over(launch: Launch, link: OwnedFd) -> Result<(), StartError> {
         last_faults: 0,
         tick: Duration::ZERO,
         check_at: Instant::now(),
+        onset: Onset::new(Instant::now()),
         quiet: Quiet::new(Instant::now()),
         paused: None,
         forgets: false,
@@ -237,7 +238,7 @@ fn serve_over(launch: Launch, link: OwnedFd) -> Result<(), StartError> {
         link,
         status,
         keeper,
-        device,
+        device: UffdDevice::open()?,
         greetings: Greetings::default(),
         holder: (holder, PidFd::open(holder)?),
     };

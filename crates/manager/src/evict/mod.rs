@@ -7,13 +7,14 @@ mod backoff;
 mod demote;
 mod full;
 mod group;
+mod loan;
 mod urgency;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use undercroft_base::{PageCount, SpaceId, TierId, VirtPage, VirtRange};
+use undercroft_base::{PAGE_BYTES, PageCount, SpaceId, TierId, VirtPage, VirtRange};
 use undercroft_engine::limits::{DEMOTE_PAGES_MAX, EVICT_PAGES_MAX};
 use undercroft_engine::{BatchIndex, DemoteItem, EvictItem, Mover, Outcome};
 use undercroft_policy::place::{TIERS_MAX, TierOrder, TierState};
@@ -26,6 +27,7 @@ use self::aside::Aside;
 use crate::books::engine_locks;
 use crate::books::metered::MeteredTier;
 use crate::evict::backoff::{Backoff, Next};
+use crate::evict::loan::Loan;
 use crate::gauges::knobs::Turned;
 use crate::space::parts;
 use crate::space::process::Process;
@@ -48,9 +50,6 @@ const ZERO_PAGES_MIN: u64 = 16;
 /// Times that the policy is asked for one batch, while it names only pages of processes that are
 /// passed over.
 const ASKS_MAX: usize = 64;
-
-/// Pages that are lent above the limit each time that no page can leave for the moment.
-const LEND_STEP: u64 = 16;
 
 /// Pause when no page can leave for the moment, and between checks for threads that wait for room.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -89,7 +88,8 @@ pub(crate) struct Evictor {
     unfit: bool,
     /// The user was told that every tier is full.
     warned: bool,
-    /// Pages that are lent above the limit at the moment.
+    loan: Loan,
+    /// The loan, as the engine was told last.
     lent: u64,
     /// Processes that cannot give pages at the moment.
     aside: VecDeque<Aside>,
@@ -118,6 +118,7 @@ impl Evictor {
             backoff: Backoff::default(),
             unfit: false,
             warned: false,
+            loan: Loan::default(),
             lent: 0,
             aside: VecDeque::new(),
             revisit_at: Duration::ZERO,
@@ -219,10 +220,8 @@ impl Evictor {
             let after = self.progress();
             let freed = after.0 - before.0;
             if freed > 0 {
-                // Half of it pays back the loan, and the other half admits threads that wait.
-                // Otherwise the threads that were admitted before would find no room, and wait
-                // again.
-                self.lend(self.lent.saturating_sub(freed.div_ceil(2)));
+                self.loan.pay_back(freed);
+                self.lend();
             }
             self.admit_waiters();
             if any {
@@ -234,8 +233,7 @@ impl Evictor {
             }
             if after.1 == before.1 {
                 // No page left, and not for lack of room below. A fork is in progress, or the pages
-                // are pinned, or all were just touched. A thread in fork() may itself wait for
-                // room, and no page leaves before the fork is over. So pages are lent.
+                // are pinned, or all were just touched.
                 self.lend_more();
                 self.admit_waiters();
                 std::thread::sleep(PAUSE);
@@ -253,7 +251,7 @@ impl Evictor {
     /// Ends a round of reclaim: nothing is lent or allowed above the limit any more.
     fn reserve_is_free(&mut self) {
         self.backoff = Backoff::default();
-        self.lent = 0;
+        self.loan_ends();
         self.shared
             .books
             .engine()
@@ -293,7 +291,7 @@ impl Evictor {
     fn rest(&mut self, time: Duration) {
         if self.shared.books.engine().books().room() < 1 {
             self.everything_full();
-            self.lent = 0; // the allowance includes it now
+            self.loan_ends();
             self.admit_waiters();
         }
         std::thread::sleep(time);
@@ -314,7 +312,7 @@ impl Evictor {
             self.shared.gauges.note_memory(dram);
             if room < 1 {
                 self.everything_full();
-                self.lent = 0; // the allowance includes it now
+                self.loan_ends();
             }
             self.admit_waiters();
             self.revisit();
@@ -326,9 +324,9 @@ impl Evictor {
         }
     }
 
-    /// Lends `pages` above the limit, in place of the last loan. Adds to what
-    /// [`Evictor::everything_full`] allows.
-    fn lend(&mut self, pages: u64) {
+    /// Tells the engine of the loan. It adds to what [`Evictor::everything_full`] allows.
+    fn lend(&mut self) {
+        let pages = self.loan.pages();
         if pages != self.lent {
             let mut engine = self.shared.books.engine();
             let allowed = engine.faults().set_over_limit(PageCount(0)).0;
@@ -342,8 +340,16 @@ impl Evictor {
     /// Lends some more, unless a late answer may still give room.
     fn lend_more(&mut self) {
         if !self.answer_is_due() {
-            self.lend(self.lent + LEND_STEP);
+            let limit = self.shared.gauges.memory_max().0 / PAGE_BYTES as u64;
+            self.loan.grow(self.shared.elapsed(), limit);
+            self.lend();
         }
+    }
+
+    /// The allowance above the limit includes the loan, or has ended.
+    fn loan_ends(&mut self) {
+        self.loan.end();
+        self.lent = 0;
     }
 
     /// Wakes the threads that wait for room, so that they fault again.

@@ -167,6 +167,7 @@ pub(super) const MANAGER_ORDER: &[(&str, &[&str])] = &[
             "stall",
             "resize",
             "add",
+            "onset",
             "handshake",
             "tell",
             "check",
@@ -177,7 +178,7 @@ pub(super) const MANAGER_ORDER: &[(&str, &[&str])] = &[
     (
         "evict",
         &[
-            "backoff", "urgency", "aside", "group", "adopt", "demote", "full",
+            "backoff", "loan", "urgency", "aside", "group", "adopt", "demote", "full",
         ],
     ),
     ("fault", &["inbox", "awake", "install", "lane", "relief"]),

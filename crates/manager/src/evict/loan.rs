@@ -1,0 +1,96 @@
+//! Pages that are lent above the limit while none can leave for the moment: a fork is in progress,
+//! or an agent has no CPU. A thread in fork() may itself wait for room, and no page leaves before
+//! the fork is over. A few pages end such a wait, so more are lent slowly at first.
+
+use std::time::Duration;
+
+/// Pages of a step. Steps are made every millisecond or so.
+const STEP: u64 = 16;
+
+/// Up to this part of the limit every step is made, then one in [`RARE`] until no page has left for
+/// [`LONG`].
+const FREE_PART: u64 = 128;
+const RARE: Duration = Duration::from_millis(25);
+const LONG: Duration = Duration::from_millis(500);
+
+const _: () = assert!(RARE.as_nanos() < LONG.as_nanos());
+
+/// The loan of the evictor.
+#[derive(Default)]
+pub(super) struct Loan {
+    pages: u64,
+    /// Since when no page leaves; none if the last try freed one.
+    since: Option<Duration>,
+    /// When the last step was made.
+    stepped: Duration,
+}
+
+impl Loan {
+    pub(super) fn pages(&self) -> u64 {
+        self.pages
+    }
+
+    /// Pages have left. Half of them pays back the loan, and the other half admits threads that
+    /// wait. Otherwise the threads that were admitted before would find no room, and wait again.
+    pub(super) fn pay_back(&mut self, freed: u64) {
+        self.pages = self.pages.saturating_sub(freed.div_ceil(2));
+        self.since = None;
+    }
+
+    /// No page could leave.
+    /// * `now`: since the start of the run.
+    /// * `limit`: in pages.
+    pub(super) fn grow(&mut self, now: Duration, limit: u64) {
+        let since = *self.since.get_or_insert(now);
+        let is_rare = self.pages >= (limit / FREE_PART).max(STEP) && now < since + LONG;
+        if !is_rare || now >= self.stepped + RARE {
+            self.pages += STEP;
+            self.stepped = now;
+        }
+    }
+
+    /// The limit's allowance includes it now, or the reserve is free.
+    pub(super) fn end(&mut self) {
+        *self = Loan::default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: u64 = 16_384;
+
+    fn lent_after(ms: std::ops::Range<u64>, loan: &mut Loan) -> u64 {
+        for ms in ms {
+            loan.grow(Duration::from_millis(ms), LIMIT);
+        }
+        loan.pages()
+    }
+
+    #[test]
+    fn a_wait_that_does_not_end_is_lent_more_and_more() {
+        let mut loan = Loan::default();
+        assert_eq!(
+            lent_after(0..8, &mut loan),
+            128,
+            "a 128th of the limit at once"
+        );
+        let brief = lent_after(8..500, &mut loan);
+        assert!((400..=480).contains(&brief), "then slowly: {brief}");
+        let long = lent_after(500..1500, &mut loan);
+        assert_eq!(long - brief, 16_000, "at full speed if nothing helps");
+    }
+
+    #[test]
+    fn pages_that_leave_pay_back_a_loan_and_end_the_wait() {
+        let mut loan = Loan::default();
+        let lent = lent_after(0..600, &mut loan);
+        loan.pay_back(65);
+        assert_eq!(loan.pages(), lent - 33);
+        let more = lent_after(600..700, &mut loan);
+        assert!(more <= lent - 33 + 5 * STEP, "it is slow again: {more}");
+        loan.pay_back(1 << 40);
+        assert_eq!(loan.pages(), 0);
+    }
+}
