@@ -23,7 +23,7 @@ mod sampler;
 
 use std::io::Write;
 use std::net::TcpListener;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 pub use job::{Job, Outcome, Running, plain_only};
 pub use memcached::Memcached;
@@ -66,10 +66,17 @@ pub fn say(line: &str) {
     let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
 }
 
-/// Makes the tests of one file run one after the other: they are heavy, and some measure.
-pub fn one_at_a_time() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+static TURN: RwLock<()> = RwLock::new(());
+
+/// Runs a test by itself, apart from other test files: it measures.
+pub fn one_at_a_time() -> RwLockWriteGuard<'static, ()> {
+    TURN.write().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs a test beside others of its file, but beside none that measures. It checks what the program
+/// reads and what the report counts, never how long something takes.
+pub fn beside_others() -> RwLockReadGuard<'static, ()> {
+    TURN.read().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A TCP port on loopback that was free a moment ago.

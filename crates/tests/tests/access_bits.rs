@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::Value;
 use undercroft_tests::{
-    Job, MIB, build, find, has_access_bits, one_at_a_time, plain_only, say, skip, undercroft,
+    Job, MIB, beside_others, build, find, has_access_bits, plain_only, say, skip, undercroft,
 };
 
 const LIMIT: u64 = 32 * MIB;
@@ -50,7 +50,7 @@ fn a_hot_set_stays_in_memory_where_its_uses_are_seen() {
     if !has_access_bits(name) {
         return;
     }
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     let folder = tempfile::tempdir().expect("a scratch folder");
     for policy in ["clock", "lru"] {
         let (without, report) =
@@ -77,7 +77,7 @@ fn by_default_a_run_scans_while_pages_leave() {
     if !has_access_bits("by_default_a_run_scans_while_pages_leave") {
         return;
     }
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     let folder = tempfile::tempdir().expect("a scratch folder");
     let never = ["--access-scan", "never"];
     // The first scan finds nothing, because bits are compared with the scan before. So the run
@@ -115,7 +115,7 @@ fn by_default_idle_programs_and_fork_relatives_are_not_scanned() {
     if !has_access_bits("by_default_idle_programs_and_fork_relatives_are_not_scanned") {
         return;
     }
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     let scans_with = |hold: &str| {
         let idle = Job::new(build("touch"))
             .args(["48", "--hold", hold])
@@ -177,7 +177,7 @@ fn scanning_a_tree_of_processes_costs_no_byte() {
     if !has_access_bits("scanning_a_tree_of_processes_costs_no_byte") {
         return;
     }
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     for policy in ["lru", "active_inactive"] {
         let outcome = Job::new(build("touch"))
             .args(["48", "--rounds", "3", "--fork", "3", "--exit", "7"])
@@ -197,7 +197,7 @@ fn a_trace_has_the_uses_of_pages_in_memory_and_only_of_those() {
     if !has_access_bits("a_trace_has_the_uses_of_pages_in_memory_and_only_of_those") {
         return;
     }
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     let folder = tempfile::tempdir().expect("a scratch folder");
     let trace = folder.path().join("live.uct").display().to_string();
     let (_, report) = hot_faults(job("clock", folder.path()).options([
@@ -262,7 +262,7 @@ fn undercroft_without(name: &str, lost: &str) -> Option<Job> {
 #[test]
 fn without_the_rights_to_scan_and_clear_the_default_scans_nothing() {
     let name = "without_the_rights_to_scan_and_clear_the_default_scans_nothing";
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     let folder = tempfile::tempdir().expect("a scratch folder");
     let path = |name: &str| folder.path().join(name).display().to_string();
     for lost in ["-bpf,-perfmon,-sys_admin", "-sys_nice"] {
@@ -290,7 +290,7 @@ fn without_the_rights_to_scan_and_clear_the_default_scans_nothing() {
 #[test]
 fn without_the_right_to_scan_the_option_is_refused() {
     let name = "without_the_right_to_scan_the_option_is_refused";
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     let Some(job) = undercroft_without(name, "-bpf,-perfmon,-sys_admin") else {
         return;
     };

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use undercroft_tests::{
-    Job, MIB, Outcome, build, find, has_access_bits, one_at_a_time, plain_only, say, setting, skip,
+    Job, MIB, Outcome, beside_others, build, find, has_access_bits, plain_only, say, setting, skip,
     target_folder,
 };
 
@@ -32,7 +32,7 @@ fn fuzz(case: Case<'_>) {
 
 /// `before`: words in front of `undercroft`. `options`: more options of `undercroft run`.
 fn fuzz_with(before: &[&str], options: &[&str], case: Case<'_>) {
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     let folder = target_folder().join("test-programs");
     // 70 to 90 % of the arenas are mapped and mostly touched. Side threads have some more.
     let limit = case.threads * FOOTPRINT_MIB * MIB * case.percent / 100;
@@ -423,7 +423,7 @@ fn address_space_survives_more_seeds() {
 /// was replaced by.
 #[test]
 fn oracle_notices_a_spoiled_page() {
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     for kind in ["zero", "stale", "foreign"] {
         let outcome = Job::new(build("asfuzz"))
             .args(["--ops", "2000", "--footprint-mib", "16", "--sabotage", kind])

@@ -7,11 +7,11 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
-use std::sync::MutexGuard;
+use std::sync::RwLockReadGuard;
 use std::time::{Duration, Instant};
 
 use undercroft_tests::{
-    Job, MIB, build, find, one_at_a_time, plain_only, say, setting, skip, undercroft,
+    Job, MIB, beside_others, build, find, plain_only, say, setting, skip, undercroft,
 };
 
 /// Peers that forge handshakes at once: fewer than one user may have open at the manager.
@@ -19,8 +19,8 @@ const PEERS: u64 = 40;
 
 /// The turn of test `name`. `None` unless root runs this with Undercroft and setpriv; then prints
 /// that it is skipped.
-fn turn(name: &str) -> Option<MutexGuard<'static, ()>> {
-    let turn = one_at_a_time();
+fn turn(name: &str) -> Option<RwLockReadGuard<'static, ()>> {
+    let turn = beside_others();
     let why = match () {
         () if plain_only() => "a plain run has no manager to attack",
         () if !rustix::process::getuid().is_root() => "only root runs programs of several users",
@@ -196,7 +196,7 @@ fn no_thread_keeps_rights_that_the_program_gave_up() {
 /// By the kernel's word: the manager is filtered and gains no rights, the program is as it was.
 #[test]
 fn the_manager_gives_up_rights_and_the_program_keeps_its_own() {
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     if plain_only() {
         return skip(
             "the_manager_gives_up_rights_and_the_program_keeps_its_own",
@@ -239,7 +239,7 @@ fn the_manager_gives_up_rights_and_the_program_keeps_its_own() {
 
 #[test]
 fn a_filter_that_kills_kills_nobody_who_does_not_call() {
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     let limited = |how| Job::new(build("rights")).args([how, "2"]).limit(48 * MIB);
     limited("filter").run().expect(0).expect_swapping(2000.0);
     // On all threads: the agent stops working, and the pages in memory stay there.

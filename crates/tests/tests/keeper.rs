@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use undercroft_tests::{
-    Job, MIB, Outcome, Process, Running, build, build_static, build_with, find, one_at_a_time,
+    Job, MIB, Outcome, Process, Running, beside_others, build, build_static, build_with, find,
     plain_only, processes, skip, undercroft,
 };
 
@@ -44,7 +44,7 @@ fn sent(job: &Job, signal: Signal) -> (String, Option<i32>) {
 
 #[test]
 fn signals_arrive_as_they_were_sent() {
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     let job = Job::new(build("told")).arg("5");
     for signal in SIGNALS {
         let limited = job.clone().limit(64 * MIB);
@@ -75,7 +75,7 @@ fn signals_arrive_as_they_were_sent() {
 
 #[test]
 fn ignored_signals_stay_ignored() {
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     let job =
         Job::new(build("told"))
             .arg("5")
@@ -98,7 +98,7 @@ fn ignored_signals_stay_ignored() {
 
 #[test]
 fn pipes_and_children_are_as_the_parent_left_them() {
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     let show = ["grep", "-E", "Sig(Blk|Ign)", "/proc/self/status"];
     let shown = |job: Job| {
         let outcome = job.run().expect(0);
@@ -128,7 +128,7 @@ fn on_terminal(steps: &[&str], under: bool, command: &[&str]) -> Outcome {
 
 #[test]
 fn a_key_reaches_the_program_once() {
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     let told = build("told").display().to_string();
     for (keys, got) in [("^C", "got 2"), ("^\\", "got 3")] {
         let steps = ["wait", "ready", "send", keys, "wait", got];
@@ -147,7 +147,7 @@ fn a_key_reaches_the_program_once() {
 
 #[test]
 fn a_program_without_handlers_ends_by_the_key_and_so_does_its_shell() {
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     // A shell goes on with its script if its child ends with 130 and not by the signal.
     let script = "printf ready; \"$@\"; echo went on";
     for under in [false, true] {
@@ -169,7 +169,7 @@ fn a_program_without_handlers_ends_by_the_key_and_so_does_its_shell() {
 
 #[test]
 fn a_job_stops_and_goes_on_with_its_shell() {
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     let told = build("told").display().to_string();
     let mut line = format!("{told} 600 15");
     if !plain_only() {
@@ -196,7 +196,7 @@ fn a_job_stops_and_goes_on_with_its_shell() {
 
 #[test]
 fn a_hangup_of_the_terminal_reaches_the_program() {
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     let told = build("told").display().to_string();
     let scratch = tempfile::tempdir().expect("a scratch folder");
     for under in [false, true] {
@@ -219,7 +219,7 @@ fn a_hangup_of_the_terminal_reaches_the_program() {
 
 #[test]
 fn a_program_ended_by_a_signal_is_seen_so_by_the_parent() {
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     for (name, number) in [("TERM", 15), ("KILL", 9), ("USR1", 10), ("ABRT", 6)] {
         let job = Job::new("sh").args(["-c", &format!("kill -{name} $$")]);
         for job in [job.clone(), job.limit(64 * MIB)] {
@@ -233,7 +233,7 @@ fn a_program_ended_by_a_signal_is_seen_so_by_the_parent() {
 /// Standard output, and a descriptor that was handed down, end when the program closes them.
 #[test]
 fn nobody_else_keeps_the_programs_descriptors() {
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     let Some(bash) = find("bash") else {
         return skip("nobody_else_keeps_the_programs_descriptors", "no bash");
     };
@@ -277,7 +277,7 @@ fn nobody_else_keeps_the_programs_descriptors() {
 /// A run that prints messages while its standard error is full, or gone.
 #[test]
 fn standard_error_in_the_way_changes_nothing() {
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     if plain_only() {
         return skip("standard_error_in_the_way", "it tests our messages");
     }
@@ -338,7 +338,7 @@ fn manager_of(run: &Running) -> Option<Process> {
 
 #[test]
 fn a_process_whose_main_thread_has_ended_is_waited_for_and_ended() {
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     let scratch = tempfile::tempdir().expect("a scratch folder");
     let program = build("leaderless").display().to_string();
     let file = scratch.path().join("said");
@@ -368,7 +368,7 @@ fn a_process_whose_main_thread_has_ended_is_waited_for_and_ended() {
 #[test]
 fn orphans_that_have_ended_do_not_stay_while_the_program_runs() {
     let name = "orphans_that_have_ended_do_not_stay_while_the_program_runs";
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     if plain_only() {
         return skip(name, "a plain run has no keeper");
     }
@@ -389,7 +389,7 @@ fn orphans_that_have_ended_do_not_stay_while_the_program_runs() {
 
 #[test]
 fn the_manager_is_not_the_first_to_be_ended_for_memory() {
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     if plain_only() {
         return skip("oom_score_adj", "a plain run has no manager");
     }
@@ -420,7 +420,7 @@ fn the_manager_is_not_the_first_to_be_ended_for_memory() {
 
 #[test]
 fn sanitizers_start_and_run() {
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     let cases: [(&str, &str, &[&str]); 5] = [
         ("asan-shared", "gcc", &["-fsanitize=address"]),
         (
@@ -483,7 +483,7 @@ fn is_managed(outcome: &Outcome, expected: bool) {
 
 #[test]
 fn names_that_the_loader_would_split_do_no_harm() {
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     let scratch = tempfile::tempdir().expect("a scratch folder");
     for name in ["with blank", "with:colon", &"long".repeat(40)] {
         let dir = scratch.path().join(name);
@@ -499,7 +499,7 @@ fn names_that_the_loader_would_split_do_no_harm() {
 
 #[test]
 fn a_directory_that_others_can_change_is_refused() {
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     if plain_only() {
         return skip("a_directory_that_others_can_change", "it tests the keeper");
     }
@@ -571,7 +571,7 @@ fn a_program_that_is_not_managed_is_reported() {
 
 #[test]
 fn a_run_inside_a_run_manages_what_it_starts() {
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     if plain_only() {
         return skip("a_run_inside_a_run", "a plain run has none");
     }
@@ -599,7 +599,7 @@ fn a_run_inside_a_run_manages_what_it_starts() {
 /// A killed keeper leaves its directory; the next run removes it.
 #[test]
 fn what_a_killed_keeper_left_is_cleaned_up() {
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     if plain_only() {
         return skip("what_a_killed_keeper_left", "a plain run has none");
     }

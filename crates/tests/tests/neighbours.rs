@@ -1,7 +1,7 @@
 //! No process of a run can stop another. A process that is stopped, frozen or starved under
 //! pressure holds up only itself, and has every byte when it goes on.
 
-use undercroft_tests::{Job, MIB, build, one_at_a_time, plain_only, say, skip, target_folder};
+use undercroft_tests::{Job, MIB, beside_others, build, plain_only, say, skip, target_folder};
 
 /// Rounds of 40 ms undisturbed and 40 ms disturbed.
 const ROUNDS: &str = "25";
@@ -26,7 +26,7 @@ fn second_version() -> Option<String> {
 /// One process is disturbed in this `way` half of the time. The other's median and 99th percentile
 /// must be at most twice what they are otherwise, in the best of three runs.
 fn holds_up_nobody(name: &str, way: &str) {
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     let mut job = Job::new(build("neighbours"))
         .args([way, "48", ROUNDS])
         .timeout(100);
@@ -115,7 +115,7 @@ fn whoever_reads_the_pagers_own_memory_loses_nothing() {
     if plain_only() {
         return skip(name, "a plain run has no pager");
     }
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     let folder = tempfile::tempdir_in(target_folder()).expect("a folder");
     let outcome = Job::new(build("strays"))
         .args(["64", "4"])
@@ -153,7 +153,7 @@ fn pages_whose_place_is_taken_by_shared_memory_hold_up_nobody() {
 }
 
 fn remaps(name: &str, more: &[&str]) {
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     let job = Job::new(build("remaps")).args(["48", "3"]).args(more);
     let mut job = job.timeout(60);
     if !plain_only() {

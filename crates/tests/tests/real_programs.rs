@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-use undercroft_tests::{Job, MIB, Outcome, find, mix, one_at_a_time, plain_only, say, skip};
+use undercroft_tests::{Job, MIB, Outcome, beside_others, find, mix, plain_only, say, skip};
 
 /// How a program is squeezed.
 struct Squeeze {
@@ -38,7 +38,7 @@ fn same_as_plain(
     product: Option<&std::path::Path>,
     squeezes: &[Squeeze],
 ) -> Outcome {
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     let read = || product.map(|path| std::fs::read(path).expect("the program's product"));
     let plain = job.run().expect(0);
     let plain_product = read();
@@ -251,7 +251,7 @@ fn stress_ng_finds_no_wrong_bit() {
     let Some(stress) = find("stress-ng") else {
         return skip(name, "no stress-ng; on Debian: apt-get install stress-ng");
     };
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     let scratch = tempfile::tempdir().expect("a scratch folder");
     let mut swapped = 0.0;
     for (number, (method, ops)) in METHODS.iter().enumerate() {

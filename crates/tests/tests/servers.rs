@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use undercroft_tests::{
-    Client, Job, MIB, Memcached, Reply, Running, anonymous_kib, find, free_port, one_at_a_time,
+    Client, Job, MIB, Memcached, Reply, Running, anonymous_kib, beside_others, find, free_port,
     plain_only, say, skip, value_of,
 };
 
@@ -196,7 +196,7 @@ fn redis_keeps_every_value_and_snapshots_exactly() {
             "no redis-server; on Debian: apt-get install redis-server",
         );
     };
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     let footprint = redis_session(&redis, None);
     assert!(
         footprint > 40 * MIB,
@@ -271,7 +271,7 @@ fn memcached_keeps_every_value() {
     let Some(memcached) = find("memcached") else {
         return skip(name, "no memcached; on Debian: apt-get install memcached");
     };
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     let footprint = memcached_session(&memcached, None);
     assert!(
         footprint > 20 * MIB,

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use undercroft_tests::{
-    Client, Job, MIB, Memcached, Outcome, Process, Reply, Running, build, find, free_port, mix,
-    one_at_a_time, plain_only, processes, say, setting, skip, target_folder, undercroft, value_of,
+    Client, Job, MIB, Memcached, Outcome, Process, Reply, Running, beside_others, build, find,
+    free_port, mix, plain_only, processes, say, setting, skip, target_folder, undercroft, value_of,
 };
 
 /// Takeover is off unless it is asked for.
@@ -140,7 +140,7 @@ fn told(name: &str, killed: u64, outcome: &Outcome) {
 #[test]
 fn memory_is_right_whenever_the_manager_is_killed() {
     let name = "memory_is_right_whenever_the_manager_is_killed";
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     if plain_only() {
         return skip(name, "a plain run has no manager");
     }
@@ -207,7 +207,7 @@ fn wait_for_end(pid: i32, kills: u64) {
 #[test]
 fn address_spaces_are_right_whenever_the_manager_is_killed() {
     let name = "address_spaces_are_right_whenever_the_manager_is_killed";
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     if plain_only() {
         return skip(name, "a plain run has no manager");
     }
@@ -313,7 +313,7 @@ fn verify(client: &mut Client, version: u64) {
 #[test]
 fn redis_keeps_every_value_whenever_the_manager_is_killed() {
     let name = "redis_keeps_every_value_whenever_the_manager_is_killed";
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     let (Some(redis), false) = (find("redis-server"), plain_only()) else {
         return skip(name, "no redis-server, or a plain run");
     };
@@ -367,7 +367,7 @@ fn redis_keeps_every_value_whenever_the_manager_is_killed() {
 #[test]
 fn memcached_keeps_every_value_whenever_the_manager_is_killed() {
     let name = "memcached_keeps_every_value_whenever_the_manager_is_killed";
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     let (Some(memcached), false) = (find("memcached"), plain_only()) else {
         return skip(name, "no memcached, or a plain run");
     };
@@ -440,7 +440,7 @@ fn scratch_file(name: &str) -> String {
 #[test]
 fn managers_that_die_again_and_again_are_given_up_on() {
     let name = "managers_that_die_again_and_again_are_given_up_on";
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     if plain_only() {
         return skip(name, "a plain run has no manager");
     }
@@ -481,7 +481,7 @@ fn managers_that_die_again_and_again_are_given_up_on() {
 #[test]
 fn a_process_that_another_has_stopped_does_not_hold_up_a_takeover() {
     let name = "a_process_that_another_has_stopped_does_not_hold_up_a_takeover";
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     if plain_only() {
         return skip(name, "a plain run has no manager");
     }
@@ -583,7 +583,7 @@ fn refused_binaries(keeper: i32, folder: &Path) {
 #[test]
 fn another_binary_manages_a_program_that_goes_on() {
     let name = "another_binary_manages_a_program_that_goes_on";
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     if plain_only() {
         return skip(name, "a plain run has no manager");
     }
@@ -629,7 +629,7 @@ fn another_binary_manages_a_program_that_goes_on() {
 #[test]
 fn what_a_program_leaves_behind_outlives_an_upgrade() {
     let name = "what_a_program_leaves_behind_outlives_an_upgrade";
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     if plain_only() {
         return skip(name, "a plain run has no manager");
     }
@@ -660,7 +660,7 @@ fn what_a_program_leaves_behind_outlives_an_upgrade() {
 #[test]
 fn the_program_itself_may_not_upgrade_its_manager() {
     let name = "the_program_itself_may_not_upgrade_its_manager";
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     if plain_only() {
         return skip(name, "a plain run has no manager");
     }
@@ -680,7 +680,7 @@ fn the_program_itself_may_not_upgrade_its_manager() {
 #[test]
 fn a_paused_run_keeps_its_pages_and_outlives_its_manager() {
     let name = "a_paused_run_keeps_its_pages_and_outlives_its_manager";
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     if plain_only() {
         return skip(name, "a plain run has no manager");
     }

@@ -1,7 +1,8 @@
 //! Tiers by their kind, under real programs that check every word they read.
 
 use undercroft_tests::{
-    Job, MIB, Outcome, Running, build, has_access_bits, one_at_a_time, plain_only, skip, undercroft,
+    Job, MIB, Outcome, Running, beside_others, build, has_access_bits, one_at_a_time, plain_only,
+    skip, undercroft,
 };
 
 /// Goes round 96 MiB of words that are checked, in 24 MiB of memory.
@@ -52,7 +53,7 @@ fn is_paid_for(outcome: &Outcome, tier: &serde_json::Value) {
 #[test]
 fn nvm_alone_keeps_every_byte_and_is_reported_as_emulated() {
     let name = "nvm_alone_keeps_every_byte_and_is_reported_as_emulated";
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     if plain_only() {
         return skip(name, "a plain run has no tiers");
     }
@@ -78,7 +79,7 @@ fn nvm_alone_keeps_every_byte_and_is_reported_as_emulated() {
 #[test]
 fn three_tiers_are_all_used_and_lose_no_byte() {
     let name = "three_tiers_are_all_used_and_lose_no_byte";
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     if plain_only() {
         return skip(name, "a plain run has no tiers");
     }
@@ -113,7 +114,7 @@ fn three_tiers_are_all_used_and_lose_no_byte() {
 #[test]
 fn the_oldest_pages_of_a_small_file_go_down_in_the_background() {
     let name = "the_oldest_pages_of_a_small_file_go_down_in_the_background";
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     if plain_only() {
         return skip(name, "a plain run has no tiers");
     }
@@ -147,7 +148,7 @@ fn the_oldest_pages_of_a_small_file_go_down_in_the_background() {
 #[test]
 fn slabs_move_by_their_temperature() {
     let name = "slabs_move_by_their_temperature";
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     if plain_only() {
         return skip(name, "a plain run has no tiers");
     }
@@ -191,7 +192,7 @@ fn slabs_move_by_their_temperature() {
 #[test]
 fn sequences_go_to_the_disk_and_come_back() {
     let name = "sequences_go_to_the_disk_and_come_back";
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     if plain_only() || !has_access_bits(name) {
         return skip(name, "needs tiers, and a machine that shows Accessed bits");
     }
@@ -221,7 +222,7 @@ fn sequences_go_to_the_disk_and_come_back() {
 #[test]
 fn a_tier_is_drained_under_a_program_that_uses_it() {
     let name = "a_tier_is_drained_under_a_program_that_uses_it";
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     if plain_only() {
         return skip(name, "a plain run has no tiers");
     }
@@ -277,7 +278,7 @@ fn open_file(keeper: i32, path: &str) -> Option<std::path::PathBuf> {
 #[test]
 fn tiers_are_added_and_removed_under_a_program_that_uses_them() {
     let name = "tiers_are_added_and_removed_under_a_program_that_uses_them";
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     if plain_only() {
         return skip(name, "a plain run has no tiers");
     }
@@ -347,7 +348,7 @@ fn tiers_are_added_and_removed_under_a_program_that_uses_them() {
 #[test]
 fn a_drain_ends_with_the_pages_that_cannot_be_read() {
     let name = "a_drain_ends_with_the_pages_that_cannot_be_read";
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     if plain_only() {
         return skip(name, "a plain run has no tiers");
     }
@@ -408,7 +409,7 @@ fn a_drain_ends_with_the_pages_that_cannot_be_read() {
 #[test]
 fn nvm_file_that_is_cut_short_costs_its_pages_and_no_manager() {
     let name = "nvm_file_that_is_cut_short_costs_its_pages_and_no_manager";
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     if plain_only() {
         return skip(name, "a plain run has no tiers");
     }

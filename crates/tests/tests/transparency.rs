@@ -1,12 +1,12 @@
 //! What a program does with its address space and its CPUs gives the same results as in a plain
 //! run.
 
-use undercroft_tests::{Job, MIB, build, find, is_full_size, one_at_a_time, plain_only, say, skip};
+use undercroft_tests::{Job, MIB, beside_others, build, find, is_full_size, plain_only, say, skip};
 
 /// A slot that one mmap made is one mapping, and mremap moves it: registration never splits it.
 #[test]
 fn slots_stay_in_one_mapping() {
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     for threads in ["1", "2", "4"] {
         let job = Job::new(build("slots")).args([threads, "60", "2500"]);
         job.limit(40 * MIB).run().expect(0).expect_swapping(1000.0);
@@ -18,7 +18,7 @@ fn slots_stay_in_one_mapping() {
 #[test]
 fn mremap_across_two_pieces_does_what_it_does_to_one_mapping() {
     let name = "mremap_across_two_pieces_does_what_it_does_to_one_mapping";
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     let mut job = Job::new(build("pieces")).args(["48", "12"]).timeout(120);
     if !plain_only() {
         job = job.limit(24 * MIB);
@@ -43,7 +43,7 @@ fn mremap_across_two_pieces_does_what_it_does_to_one_mapping() {
 #[test]
 fn valgrind_runs_and_its_program_is_not_managed() {
     let name = "valgrind_runs_and_its_program_is_not_managed";
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     if find("valgrind").is_none() {
         return skip(name, "no valgrind");
     }
@@ -58,7 +58,7 @@ fn valgrind_runs_and_its_program_is_not_managed() {
 /// Threads whose allocators grow under pressure have hardly more mappings than in a plain run.
 #[test]
 fn arenas_of_threads_stay_in_few_mappings() {
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     let mappings = |text: &str| -> u64 {
         let line = text.trim().strip_prefix("mappings ");
         line.and_then(|n| n.parse().ok())
@@ -95,7 +95,7 @@ fn arenas_of_threads_stay_in_few_mappings() {
 
 #[test]
 fn guard_pages_are_kept() {
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     for way in ["library", "raw"] {
         let outcome = Job::new(build("guards")).arg(way).limit(40 * MIB).run();
         if outcome.code() == Some(77) {
@@ -131,7 +131,7 @@ impl Drop for HugePages {
 /// there meanwhile may be another such mapping, and the kernel does not refuse it.
 #[test]
 fn huge_pages_and_shared_memory_beside_new_mappings_are_left_alone() {
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     let name = "huge_pages_and_shared_memory_beside_new_mappings_are_left_alone";
     let Some(_pool) = HugePages::some() else {
         return skip(name, "no pool of huge pages can be made here");
@@ -150,7 +150,7 @@ fn huge_pages_and_shared_memory_beside_new_mappings_are_left_alone() {
 /// A page that no eviction has touched is the program's own doing, and reads as without us.
 #[test]
 fn a_page_that_vanishes_is_an_error_if_it_was_ever_out() {
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     for way in ["moved", "guarded", "asleep"] {
         let job = Job::new(build("vanish")).args([way, "60", "24"]);
         let outcome = job.limit(40 * MIB).run();
@@ -204,7 +204,7 @@ fn a_page_that_vanishes_is_an_error_if_it_was_ever_out() {
 /// program that does this gets no error.
 #[test]
 fn pages_that_are_dropped_while_they_come_are_no_error() {
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     let outcome = Job::new(build("beside")).arg("3").limit(40 * MIB).run();
     let outcome = outcome.expect(0);
     let vanished = outcome.number("counters.vanished");
@@ -219,7 +219,7 @@ fn pages_that_are_dropped_while_they_come_are_no_error() {
 /// A thread that waits for a fault is not idle: a signal handler runs meanwhile.
 #[test]
 fn guard_pages_of_a_signal_handler_are_kept() {
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     let outcome = Job::new(build("alarms")).arg("3").limit(40 * MIB).run();
     if outcome.code() == Some(77) {
         return skip(
@@ -233,7 +233,7 @@ fn guard_pages_of_a_signal_handler_are_kept() {
 /// Locking or reading every mapping also reaches the shim's own.
 #[test]
 fn a_program_may_lock_or_read_all_its_mappings() {
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     for how in ["now", "ever", "mlock", "read"] {
         for limit in [200 * MIB, 30 * MIB] {
             Job::new(build("everything"))
@@ -249,7 +249,7 @@ fn a_program_may_lock_or_read_all_its_mappings() {
 /// its CPUs do not show that.
 #[test]
 fn a_faulting_program_sees_all_its_cpus() {
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     if std::thread::available_parallelism().map_or(1, usize::from) < 2 {
         return skip("a_faulting_program_sees_all_its_cpus", "one CPU");
     }
@@ -282,7 +282,7 @@ sys.exit(wrong != 0)
 /// namespace.
 #[test]
 fn a_program_may_enter_a_mount_namespace() {
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     let script = "
 import ctypes, os, sys
 b = bytearray(48 << 20)

@@ -1,13 +1,13 @@
 //! Process trees under one limit: shells with background jobs, exec chains, forking workers,
 //! threads, dropped users.
 
-use undercroft_tests::{Job, MIB, build, find, one_at_a_time, plain_only, skip};
+use undercroft_tests::{Job, MIB, beside_others, build, find, plain_only, skip};
 
 const LIMIT: u64 = 24 * MIB;
 
 /// Runs `job` plain and limited: status 0, the same output, and something was swapped.
 fn same(job: Job, limit: u64, pages: f64) {
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     let plain = job.run().expect(0);
     let limited = job.limit(limit).run().expect(0);
     assert_eq!(limited.text(), plain.text(), "{limited}");
@@ -27,7 +27,7 @@ fn background_jobs_of_a_shell_share_the_limit() {
 
 /// The first fault in the memory of such a child is not its own.
 fn others_read_first(more: &[&str]) {
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     let job = Job::new(build("readers")).args(["48", "12"]).args(more);
     let job = if plain_only() {
         job
@@ -57,7 +57,7 @@ fn a_child_whose_parent_has_ended_is_found_when_others_read_it_first() {
 
 #[test]
 fn status_of_a_background_job_is_right() {
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     let touch = touch();
     let script =
         format!("{touch} 40 --rounds 1 --exit 9 & first=$!; {touch} 8 & wait $first; exit $?");
