@@ -278,6 +278,12 @@ pub fn thread_cpu(tid: u32) -> Option<usize> {
     stat_field(&buffer[..got], 39)?.parse().ok()
 }
 
+/// The name of a thread, at most 15 bytes. `None`: it has ended.
+pub fn thread_name(tid: u32) -> Option<String> {
+    let name = std::fs::read_to_string(format!("/proc/{tid}/comm")).ok()?;
+    Some(name.trim_end().to_owned())
+}
+
 /// An open `/proc/TID/stat`. It stays with that thread, even if another gets its number.
 #[derive(Debug)]
 pub struct ThreadStat(File);

@@ -22,8 +22,9 @@ const TICK_MAX: Duration = Duration::from_millis(100);
 const TICK_BUSY: Duration = Duration::from_millis(5);
 const TICK_MIN: Duration = Duration::from_micros(500);
 
-/// The same after [`CALM_AFTER`] without a fault, an event or growth, until something stirs.
-const TICK_CALM: Duration = Duration::from_millis(400);
+/// The same after [`CALM_AFTER`] without a fault, an event or growth, until something stirs. Half
+/// of it beside fork relatives, which may take frames without a fault.
+const TICK_CALM: Duration = Duration::from_millis(800);
 const CALM_AFTER: Duration = Duration::from_secs(5);
 
 const _: () = assert!(TICK_MIN.as_nanos() < TICK_BUSY.as_nanos());
@@ -248,6 +249,7 @@ impl Control {
         // A fork child takes frames of its own without a fault that we see: only a check finds
         // them.
         let (mut forked, mut checking) = (false, Duration::ZERO);
+        let mut relatives = false;
         for process in &processes {
             let running = |_: &u32| !process.exited.load(Ordering::Relaxed);
             let Some(pid) = process.pid().filter(running) else {
@@ -264,6 +266,7 @@ impl Control {
         // After the dead are forgotten: frames that only they were charged for are found then.
         for process in self.shared.processes.all() {
             if process.parent.is_some() || process.family != process.space {
+                relatives = true;
                 let began = Instant::now();
                 forked |= discover::note_own_frames(
                     &self.shared.books,
@@ -278,7 +281,7 @@ impl Control {
         self.last_faults = faults;
         self.rest_if_calm(busy);
         self.tick = if self.shared.signals.is_calm() {
-            TICK_CALM
+            TICK_CALM / (1 + u32::from(relatives))
         } else if busy {
             // This takes a twentieth of the time at most.
             TICK_BUSY.max(checking * 20).min(TICK_MAX)
@@ -303,7 +306,7 @@ impl Control {
 
     /// Checks soon if something has stirred in a calm client.
     pub(super) fn check_if_stirred(&mut self) {
-        if self.tick == TICK_CALM && !self.shared.signals.is_calm() {
+        if self.tick >= TICK_CALM / 2 && !self.shared.signals.is_calm() {
             self.quiet.busy_at = Instant::now();
             self.tick = TICK_BUSY;
             self.check_soon();

@@ -40,7 +40,7 @@ use crate::gauges::Gauges;
 use crate::legacy::Legacy;
 use crate::migrate::Migrator;
 use crate::options::AccessScan;
-use crate::placement::Placement;
+use crate::placement::{FAULT_THREAD, Placement};
 use crate::record::{Record, RecordError};
 use crate::signals::Signals;
 use crate::space::access::Accesses;
@@ -275,7 +275,7 @@ fn start_threads(
     let mut threads = Vec::new();
     for index in 0..shared.signals.fault_threads() {
         let worker = FaultThread::new(shared.clone(), index)?;
-        let thread = Builder::new().name(format!("uc-fault-{index}"));
+        let thread = Builder::new().name(format!("{FAULT_THREAD}-{index}"));
         threads.push(thread.spawn(move || worker.run())?);
     }
     let mut evictor = Evictor::new(shared.clone())?;

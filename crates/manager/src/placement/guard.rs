@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use undercroft_sys::process;
 use undercroft_sys::procfs::{self, RunTime, ThreadStat};
 
-use super::Placement;
+use super::{FAULT_THREAD, Placement};
 use crate::signals::Signals;
 
 /// Time between two looks.
@@ -27,7 +27,8 @@ const TICK: Duration = Duration::from_millis(10);
 /// us, and an idle run should cost next to nothing.
 const CALM_TICK: Duration = Duration::from_millis(100);
 
-/// The same once the control thread has seen nothing happen for long.
+/// The same once the control thread has seen nothing happen for long. Only threads that wait for
+/// faults are looked at then.
 const LONG_TICK: Duration = Duration::from_millis(400);
 
 /// A thread that waited for a CPU for this long is moved. Where many programs share a CPU, ordinary
@@ -62,6 +63,8 @@ struct Watched {
 /// A thread of the manager.
 struct Ward {
     thread: Watched,
+    /// It waits for faults.
+    serves: bool,
     moved: Option<Moved>,
 }
 
@@ -107,14 +110,14 @@ pub(crate) fn run(placement: &Placement, signals: &Signals) {
             guard.list();
             list_at = now + LIST_EVERY;
         }
-        let busy = guard.move_starved(now);
+        let busy = guard.move_starved(now, |_| true);
         guard.return_some(now);
         guard.free_bound(now);
-        std::thread::sleep(match busy {
-            _ if signals.is_calm() => LONG_TICK,
-            true => TICK,
-            false => CALM_TICK,
-        });
+        std::thread::sleep(if busy { TICK } else { CALM_TICK });
+        while signals.is_calm() && !guard.leaves_some() && !signals.stopped() {
+            guard.move_starved(Instant::now(), |ward| ward.serves);
+            std::thread::sleep(LONG_TICK);
+        }
     }
 }
 
@@ -126,18 +129,24 @@ impl Guard<'_> {
         for tid in ids {
             let known = self.wards.iter().any(|ward| ward.thread.tid == tid);
             if let (false, Some(thread)) = (known || tid == this, Watched::new(tid)) {
-                let moved = None;
-                self.wards.push(Ward { thread, moved });
+                self.wards.push(Ward {
+                    thread,
+                    serves: procfs::thread_name(tid).is_some_and(|n| n.starts_with(FAULT_THREAD)),
+                    moved: None,
+                });
             }
         }
     }
 
-    /// Moves the threads that have waited too long. True if a thread has run since the last look,
-    /// or waits. The control thread, which runs at all times, does not count.
-    fn move_starved(&mut self, now: Instant) -> bool {
+    /// Moves those `of` the threads that have waited too long. True if one has run since the last
+    /// look, or waits. The control thread, which runs at all times, does not count.
+    fn move_starved(&mut self, now: Instant, of: impl Fn(&Ward) -> bool) -> bool {
         let (placement, left) = (self.placement, &mut self.left);
         let (mut busy, control) = (false, std::process::id());
         self.wards.retain_mut(|ward| {
+            if !of(ward) {
+                return true;
+            }
             let Ok(ran) = process::thread_run_time(ward.thread.tid) else {
                 return false; // it has ended
             };
@@ -169,6 +178,12 @@ impl Guard<'_> {
             let here = process::current_cpu();
             self.placement.pin.escapes(thread.tid, here, cpu);
         }
+    }
+
+    /// Whether a CPU is left to others at the moment.
+    fn leaves_some(&self) -> bool {
+        let mut left = self.left.iter();
+        left.any(|left| self.placement.is_taken(left.cpu))
     }
 
     /// Lets threads return to CPUs that were left for long enough.

@@ -16,6 +16,9 @@ use undercroft_sys::{process, procfs};
 
 use crate::placement::pin::{Pin, Program};
 
+/// The names of fault threads begin with this.
+pub(crate) const FAULT_THREAD: &str = "uc-fault";
+
 /// Most fault threads of a manager.
 pub(crate) const FAULT_THREADS_MAX: usize = 8;
 

@@ -251,7 +251,8 @@ impl Accesses {
                 Next::Rest => {
                     // After a rest, the bits show uses of long ago: the next scan only clears them.
                     self.last = HashMap::new();
-                    pause = AT_LEAST_EVERY;
+                    // Nothing happens in a calm run, so it rests for longer.
+                    pause = AT_LEAST_EVERY * (1 + u32::from(self.shared.signals.is_calm()));
                     continue;
                 }
             }

@@ -32,7 +32,7 @@ use crate::space::shared::Shared;
 use crate::sync::lock;
 
 /// Longest sleep, so that the thread notices the end of the run.
-const NAP: Duration = Duration::from_secs(1);
+const NAP: Duration = Duration::from_secs(4);
 
 /// The watch, shared with the control thread, which adds processes. `None` if the kernel refuses
 /// it.
