@@ -184,8 +184,9 @@ fn selected(frame: &mut Frame<'_>, area: Rect, run: &Run) {
 
 fn facts(now: &Snapshot) -> Vec<Line<'static>> {
     let mut lines = vec![Line::from(format!(
-        "up {}   resident {}   {} faults   policy {}, placement {}",
+        "up {}{}   resident {}   {} faults   policy {}, placement {}",
         time(now.uptime_seconds),
+        (now.class.as_ref()).map_or(String::new(), |class| format!("   class {class}")),
         Bytes(now.resident_bytes),
         now.faults.total,
         now.policies.reclaim,
@@ -290,6 +291,20 @@ mod tests {
         assert_eq!(list.selected_at(), Some(1));
         list.select(5);
         assert_eq!(list.selected_at(), Some(1), "there is no more");
+    }
+
+    #[test]
+    fn class_of_a_run_of_the_daemon_is_shown() {
+        let mut list = List::new(Order::Faults);
+        let class = Some("batch".to_owned());
+        let now = Snapshot {
+            class,
+            ..snapshot(100, 1.0, 10, 0.0)
+        };
+        list.update(Instant::now(), vec![now]);
+        assert!(screen(&mut list).contains("class batch"));
+        list.update(Instant::now(), vec![snapshot(100, 2.0, 10, 0.0)]);
+        assert!(!screen(&mut list).contains("class"));
     }
 
     #[test]
