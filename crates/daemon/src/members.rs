@@ -528,10 +528,10 @@ impl Members {
 
     /// Asks clients that shall have less. What they leave is given once they have left it.
     fn shrink(&mut self) {
-        let now = self.now;
+        let (now, urgent) = (self.now, !self.waiting.is_empty());
         for (id, member) in &mut self.members {
             let is_open = member.asked.is_none() && now >= member.refused_until;
-            if is_open && shares::gives(member.limit, member.target) {
+            if is_open && shares::gives(member.limit, member.target, urgent) {
                 member.asked = Some(member.target);
                 let memory = member.target.0;
                 self.said

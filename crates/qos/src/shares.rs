@@ -119,10 +119,12 @@ pub fn unprotected(memory: Bytes, wants: &[Want]) -> Bytes {
     Bytes(memory.0.saturating_sub(protected))
 }
 
-/// Whether a client with this limit is asked to come down to `target`. Smaller changes wait.
-pub fn gives(limit: Bytes, target: Bytes) -> bool {
+/// Whether a client with this limit is asked to come down to `target`. Smaller changes wait, unless
+/// it is `urgent`: a client waits to be admitted, and many small parts are its share.
+pub fn gives(limit: Bytes, target: Bytes, urgent: bool) -> bool {
     let less = limit.0.saturating_sub(target.0);
-    less >= STEP_MIN.0.max(limit.0 / 64).min(1 << 40)
+    let step = STEP_MIN.0.max(limit.0 / 64).min(1 << 40);
+    less >= if urgent { PAGE_BYTES as u64 } else { step }
 }
 
 /// What is enough for a client that uses this much and has not swapped: an eighth and 8 MiB more.

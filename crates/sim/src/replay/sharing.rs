@@ -279,7 +279,7 @@ impl Division {
         now: Time,
         stirred: bool,
     ) -> Result<(), SetupError> {
-        let here: Vec<usize> = self.here().collect();
+        let mut here: Vec<usize> = self.here().collect();
         let wants = self.wants(Some(clients));
         let limits: Vec<Bytes> = here.iter().map(|at| self.members[*at].limit).collect();
         // Protections fit: no client is admitted otherwise.
@@ -287,18 +287,21 @@ impl Division {
         let Some(targets) = targets.flatten() else {
             return Ok(());
         };
+        let comes = limits.contains(&Bytes(0));
         for (at, target) in here.iter().zip(targets) {
             self.members[*at].target = target;
         }
         for at in &here {
             let (limit, target) = (self.members[*at].limit, self.members[*at].target);
-            if shares::gives(limit, target) {
+            if shares::gives(limit, target, comes) {
                 self.set_limit(&mut clients[*at], *at, target, now);
                 host.reclaim(&mut clients[*at])?;
                 host.have_room(&mut clients[*at], 0)?;
             }
         }
         let mut free = self.free();
+        // As in the daemon, those that wait come before those that shall have more.
+        here.sort_by_key(|at| self.members[*at].limit.0 > 0);
         for at in &here {
             let (limit, target) = (self.members[*at].limit, self.members[*at].target);
             let more = target.0.saturating_sub(limit.0).min(free);
