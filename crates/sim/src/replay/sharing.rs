@@ -226,11 +226,11 @@ impl Division {
         host: &mut Host,
         now: Time,
     ) -> Result<(), SetupError> {
-        for at in 0..self.members.len() {
-            if self.is_here(at) {
-                let tiers = host.tiers_now(&clients[at]);
-                clients[at].follow_pages(&tiers);
-                self.members[at].hear(&clients[at], now);
+        for client in clients.iter_mut() {
+            if self.is_here(client.index) {
+                let tiers = host.tiers_now(client);
+                client.follow_pages(&tiers);
+                self.members[client.index].hear(client, now);
             }
         }
         self.plan(clients, host, now, false)
