@@ -7,11 +7,12 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use undercroft_base::Bytes;
+use undercroft_base::{Bytes, Nanos};
 use undercroft_manager::grant::{
     BudgetStatus, COMMAND_BYTES_MAX, Claim, DaemonStatus, Figures, Grant, Hello, MemberStatus,
     Refusal, ToKeeper, UNKNOWN, VERSION,
 };
+use undercroft_qos::Curves;
 use undercroft_qos::shares::{self, Waits, Want};
 
 use crate::config::{Class, Config, DEFAULT_CLASS, Divide, GRANT_MIN};
@@ -27,19 +28,6 @@ const TELL: [Duration; 3] = [
 /// Time between two divisions of memory by curves.
 const BALANCE: Duration = Duration::from_secs(6);
 
-/// A curve that was counted for less says little.
-const CURVE_SECONDS_MIN: f64 = 5.0;
-
-/// Curves of one client that count. The work of a program changes, and one curve is of one limit.
-const CURVES: usize = 4;
-
-/// Two curves that began within this time are one.
-const CURVE_SLACK: Duration = Duration::from_secs(1);
-
-/// Memory moves by curves only if that saves this part of the waiting, and some of it.
-const GAIN_MIN: f64 = 0.05;
-const STALL_MIN: f64 = 0.01;
-
 /// A client that has waited this long is given what there is, if it is enough.
 const PATIENCE: Duration = Duration::from_millis(700);
 /// And is refused after this.
@@ -50,9 +38,6 @@ const CLAIMS: Duration = Duration::from_secs(4);
 
 /// A client that has refused a limit is asked again after this.
 const REFUSED: Duration = Duration::from_secs(10);
-
-/// Smallest change of a limit.
-const STEP_MIN: u64 = 1 << 20;
 
 /// More memory than any machine has. Sums of such sizes do not overflow.
 const BYTES_MAX: u64 = 1 << 46;
@@ -92,11 +77,9 @@ struct Member {
     figures: Figures,
     /// When they came.
     heard: Duration,
-    /// It waited for more than [`STALL_MIN`] of the time before that.
+    /// It waited for its pages before that.
     waits: bool,
-    /// The last curves that say something, the newest last, and when it began.
-    curves: VecDeque<Vec<Waits>>,
-    curve_since: Duration,
+    curves: Curves,
     refused_until: Duration,
     target: Bytes,
     storage: Vec<u64>,
@@ -126,8 +109,7 @@ impl Member {
             figures: Figures::default(),
             heard: now,
             waits: false,
-            curves: VecDeque::new(),
-            curve_since: Duration::ZERO,
+            curves: Curves::default(),
             refused_until: Duration::ZERO,
             target: limit,
             storage: Vec::new(),
@@ -155,8 +137,7 @@ impl Member {
             self.class.memory_min.min(self.most)
         };
         // A client that has not swapped uses what it uses, and some more.
-        let dram = self.figures.dram.min(BYTES_MAX);
-        let uses = Bytes(dram + dram / 8 + (8 << 20));
+        let uses = shares::enough(Bytes(self.figures.dram.min(BYTES_MAX)));
         let blind = divide == Divide::Weights || self.figures.dram == 0;
         Want {
             weight: self.class.weight,
@@ -165,7 +146,7 @@ impl Member {
             enough: if blind { self.most } else { uses },
             waits: self.waits,
             curve: match divide {
-                Divide::Auto => shares::mean(self.curves.as_slices().0),
+                Divide::Auto => self.curves.mean(),
                 Divide::Weights => Vec::new(),
             },
         }
@@ -394,33 +375,17 @@ impl Members {
         let is_still = figures.swap_ins == member.figures.swap_ins;
         if let Some(curve) = &figures.curve
             && curve.points.len() <= POINTS_MAX
-            && curve.seconds >= CURVE_SECONDS_MIN
         {
             let waits = |(limit, stall): &(u64, f64)| Waits {
                 limit: Bytes(*limit),
                 stall: *stall,
             };
-            let mut points: Vec<Waits> = curve.points.iter().map(waits).collect();
-            points.retain(|point| point.stall.is_finite());
-            points.sort_by_key(|point| point.limit);
-            // A curve that began with the last one goes on: it takes its place.
-            let since = now.saturating_sub(Duration::from_secs_f64(curve.seconds.min(1e6)));
-            let goes_on = since < member.curve_since + CURVE_SLACK;
-            if goes_on || member.curves.len() == CURVES {
-                let at = if goes_on {
-                    member.curves.len().saturating_sub(1)
-                } else {
-                    0
-                };
-                member.curves.remove(at);
-            }
-            member.curves.push_back(points);
-            member.curves.make_contiguous();
-            member.curve_since = since;
+            let points = curve.points.iter().map(waits).collect();
+            member.curves.note(points, curve.seconds, nanos(now));
         }
         let waited = figures.stall_seconds - member.figures.stall_seconds;
         let passed = now.saturating_sub(member.heard).as_secs_f64();
-        member.waits = waited > passed * STALL_MIN;
+        member.waits = shares::is_waiting(waited, passed);
         member.heard = now;
         member.figures = figures;
         if member.asked.is_none() {
@@ -521,32 +486,23 @@ impl Members {
             waits: false,
             curve: Vec::new(),
         }));
-        let mut targets = shares::divide(memory, &wants);
+        let limits: Vec<Bytes> = self.members.values().map(|it| it.limit).collect();
+        let mut targets = shares::targets(memory, &wants, &limits, stirred);
         if targets.is_err() && wants.len() > count {
             self.refuse_first(&wants[..count]);
             wants.truncate(count);
-            targets = shares::divide(memory, &wants);
+            targets = shares::targets(memory, &wants, &limits, stirred);
         }
         // Clients of an earlier daemon may have been promised more than there is.
         let targets = targets.unwrap_or_else(|_| {
             wants.iter_mut().for_each(|want| want.least = Bytes(0));
-            shares::divide(memory, &wants).unwrap_or_default()
+            shares::targets(memory, &wants, &limits, stirred).unwrap_or_default()
         });
-        if !stirred {
-            let limits: Vec<Bytes> = self.members.values().map(|it| it.limit).collect();
-            let (now, then) = (
-                shares::stall(&wants, &limits),
-                shares::stall(&wants, &targets),
-            );
-            if now < STALL_MIN || then > now * (1.0 - GAIN_MIN) {
-                return;
-            }
-        }
+        let Some(targets) = targets else {
+            return;
+        };
         for (member, target) in self.members.values_mut().zip(&targets) {
-            // By curves, a client gives a quarter at a time: they are estimates.
-            let least = member.limit.0 - member.limit.0 / 4;
-            let floor = if stirred { Bytes(0) } else { Bytes(least) };
-            member.target = (*target).max(floor);
+            member.target = *target;
         }
         if let Some(first) = self.waiting.front_mut() {
             first.target = targets.last().copied();
@@ -558,25 +514,24 @@ impl Members {
         let Some(first) = self.waiting.pop_front() else {
             return;
         };
-        let protected: u64 = others.iter().map(|want| want.least.0).sum();
         let memory = self.config.memory;
+        let could = shares::unprotected(memory, others);
         let why = format!(
             "class {} protects {} for each client, and other clients have {} of {memory} protected",
             first.hello.class,
             first.class.memory_min,
-            Bytes(protected)
+            Bytes(memory.0.saturating_sub(could.0))
         );
-        self.refuse(first.id, why, Some(memory.0.saturating_sub(protected)));
+        self.refuse(first.id, why, Some(could.0));
         self.stirred = true;
     }
 
     /// Asks clients that shall have less. What they leave is given once they have left it.
     fn shrink(&mut self) {
-        let now = self.now;
+        let (now, urgent) = (self.now, !self.waiting.is_empty());
         for (id, member) in &mut self.members {
-            let less = member.limit.0.saturating_sub(member.target.0);
             let is_open = member.asked.is_none() && now >= member.refused_until;
-            if is_open && less >= STEP_MIN.max(member.limit.0 / 64).min(1 << 40) {
+            if is_open && shares::gives(member.limit, member.target, urgent) {
                 member.asked = Some(member.target);
                 let memory = member.target.0;
                 self.said
@@ -644,7 +599,10 @@ impl Members {
         let mut free = self.free();
         for (id, member) in &mut self.members {
             let more = member.target.0.saturating_sub(member.limit.0).min(free);
-            if member.asked.is_none() && self.now >= member.refused_until && more >= STEP_MIN {
+            if member.asked.is_none()
+                && self.now >= member.refused_until
+                && more >= shares::STEP_MIN.0
+            {
                 let memory = member.limit.0 + more;
                 free -= more;
                 member.asked = Some(Bytes(memory));
@@ -676,6 +634,10 @@ impl Members {
             moves: self.moves,
         }
     }
+}
+
+fn nanos(time: Duration) -> Nanos {
+    Nanos(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
 }
 
 /// The most that a client may ever have.

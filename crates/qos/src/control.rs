@@ -122,6 +122,20 @@ impl Control {
         }
     }
 
+    /// A client with a bound comes. It uses the device, as at the start. One that was there before
+    /// begins anew.
+    pub fn join(&mut self, client: usize, bound: LatencyBound) {
+        self.members[client] = Some(Member::new(bound));
+        self.goals[client] = Some(goal(bound));
+        self.sets[client] = false;
+    }
+
+    /// A client goes. What its monitor counted stays; the queue no longer regards it.
+    pub fn leave(&mut self, client: usize) {
+        self.goals[client] = None;
+        self.sets[client] = false;
+    }
+
     /// The page-ins of a client, if it has a bound.
     pub fn monitor(&self, client: usize) -> Option<&Monitor> {
         self.members[client].as_ref().map(|member| &member.monitor)
@@ -176,8 +190,9 @@ impl Control {
     /// does not say which figure it takes; a mean would let the tail grow. `None`: too few accesses
     /// to tell.
     fn observed(&self) -> Option<Nanos> {
-        let members = self.members.iter().flatten();
-        let bounds = members.map(|member| member.monitor.bound());
+        let members = self.members.iter().zip(&self.goals);
+        let here = members.filter(|(_, goal)| goal.is_some());
+        let bounds = here.filter_map(|(member, _)| Some(member.as_ref()?.monitor.bound()));
         let percentile = bounds.min_by_key(|bound| bound.limit)?.percentile;
         let enough = self.queued.samples() >= percentile.samples_min();
         self.queued.at(percentile).filter(|_| enough)

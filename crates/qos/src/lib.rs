@@ -14,11 +14,13 @@
 //! - `pressure.rs`: how much of the time a client waits for its pages.
 //! - `stall_bound.rs`: a bound of that.
 //! - `shares.rs`: how DRAM is divided among clients.
+//! - `curves.rs`: the curves of a client that count for that.
 #![forbid(unsafe_code)]
 
 pub mod admission;
 pub mod bound;
 pub mod control;
+pub mod curves;
 pub mod monitor;
 pub mod pressure;
 pub mod queue;
@@ -29,6 +31,7 @@ pub mod tail;
 pub use admission::{Capacity, Demand, Refused, admit};
 pub use bound::{BoundError, LatencyBound, Percentile};
 pub use control::{Control, Misses, Out, Unkeepable};
+pub use curves::Curves;
 pub use monitor::{Judged, Monitor, Window};
 pub use queue::{Queue, QueueLimits};
 pub use stall_bound::{NoStallMax, StallControl, StallMax};

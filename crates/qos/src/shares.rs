@@ -9,6 +9,13 @@
 
 use undercroft_base::{Bytes, PAGE_BYTES};
 
+/// Memory moves by curves only if that saves this part of the waiting, and some of it.
+const GAIN_MIN: f64 = 0.05;
+const STALL_MIN: f64 = 0.01;
+
+/// Smallest change of a limit.
+pub const STEP_MIN: Bytes = Bytes(1 << 20);
+
 /// What one client may have, and what memory is worth to it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Want {
@@ -77,6 +84,57 @@ pub fn divide(memory: Bytes, wants: &[Want]) -> Result<Vec<Bytes>, Short> {
     fill(left, &mut shares, &wants, |want| want.most.0);
     let pages = |share: &u64| Bytes(share / PAGE_BYTES as u64 * PAGE_BYTES as u64);
     Ok(shares.iter().map(pages).collect())
+}
+
+/// The limits that clients come to next. `None`: those they have are as good.
+///
+/// * `limits`: those in force, of the first of `wants`. The others have none yet.
+/// * `stirred`: a client has come or gone. Otherwise memory moves by curves, which are estimates: a
+///   client gives a quarter at a time.
+///
+/// Errors: as [`divide`].
+pub fn targets(
+    memory: Bytes,
+    wants: &[Want],
+    limits: &[Bytes],
+    stirred: bool,
+) -> Result<Option<Vec<Bytes>>, Short> {
+    let mut targets = divide(memory, wants)?;
+    if stirred {
+        return Ok(Some(targets));
+    }
+    let (now, then) = (stall(wants, limits), stall(wants, &targets));
+    if now < STALL_MIN || then > now * (1.0 - GAIN_MIN) {
+        return Ok(None);
+    }
+    for (target, limit) in targets.iter_mut().zip(limits) {
+        *target = (*target).max(Bytes(limit.0 - limit.0 / 4));
+    }
+    Ok(Some(targets))
+}
+
+/// What is left for the protection of one more client.
+pub fn unprotected(memory: Bytes, wants: &[Want]) -> Bytes {
+    let protected: u64 = wants.iter().map(|want| want.least.0).sum();
+    Bytes(memory.0.saturating_sub(protected))
+}
+
+/// Whether a client with this limit is asked to come down to `target`. Smaller changes wait, unless
+/// it is `urgent`: a client waits to be admitted, and many small parts are its share.
+pub fn gives(limit: Bytes, target: Bytes, urgent: bool) -> bool {
+    let less = limit.0.saturating_sub(target.0);
+    let step = STEP_MIN.0.max(limit.0 / 64).min(1 << 40);
+    less >= if urgent { PAGE_BYTES as u64 } else { step }
+}
+
+/// What is enough for a client that uses this much and has not swapped: an eighth and 8 MiB more.
+pub fn enough(uses: Bytes) -> Bytes {
+    Bytes(uses.0 + uses.0 / 8 + (8 << 20))
+}
+
+/// Whether a client that waited `waited` of `passed` seconds counts as one that waits.
+pub fn is_waiting(waited: f64, passed: f64) -> bool {
+    waited > passed * STALL_MIN
 }
 
 /// What all clients with a curve would wait, weighted, with these shares.

@@ -11,6 +11,7 @@ pub mod page_stream;
 pub mod recorded;
 pub mod replay;
 pub mod setup;
+pub mod sharing;
 pub mod spaces;
 pub mod storm;
 pub mod sweep;
@@ -20,6 +21,7 @@ pub use memory_trace::MemoryTrace;
 pub use outcome::SimReport;
 pub use page_stream::PageStream;
 pub use setup::{Setup, SetupError};
+pub use sharing::{Sharing, Terms};
 pub use sweep::{Results, Sweep};
 
 /// Runs one simulation of a numbered trace.

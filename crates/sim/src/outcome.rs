@@ -10,6 +10,7 @@ use undercroft_qos::{Monitor, StallControl};
 use crate::replay::tiers::ReplayTier;
 use crate::replay::{Replay, Spent};
 use crate::setup::{Setup, TierModel};
+use crate::sharing::SharedOutcome;
 
 const GIB: f64 = (1u64 << 30) as f64;
 const YEAR_SECONDS: f64 = 365.25 * 86_400.0;
@@ -147,6 +148,9 @@ pub struct ClientOutcome {
     /// How its latency bound was kept; absent if it has none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub latency_bound: Option<BoundOutcome>,
+    /// What became of it under a shared budget; absent if there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shared: Option<SharedOutcome>,
     /// What other limits would have cost, by the estimate of a live run; absent unless asked for.
     pub mrc: Option<Vec<CurvePoint>>,
 }
@@ -429,7 +433,7 @@ fn times(clients: impl Iterator<Item = Spent>) -> Times {
 }
 
 fn client_outcome(client: &crate::replay::Client<'_>, replay: &Replay<'_>) -> ClientOutcome {
-    let elapsed = client.clock.seconds();
+    let elapsed = (client.clock - client.came).seconds();
     let at = |quantile| client.latency.value_at_quantile(quantile) as f64 / 1e9;
     let count = client.latency.len();
     let fault_latency = match count {
@@ -453,6 +457,7 @@ fn client_outcome(client: &crate::replay::Client<'_>, replay: &Replay<'_>) -> Cl
         stall_bound: (client.stall.as_ref()).map(|stall| StallOutcome::of(&stall.control)),
         fault_latency,
         latency_bound: replay.monitor(client.index).map(BoundOutcome::of),
+        shared: replay.shared(client.index),
         mrc: client.curve().map(|curve| {
             let point = |point: &Point| CurvePoint {
                 memory_pages: point.limit.pages_floor().0,

@@ -4,12 +4,13 @@
 use std::fmt;
 use std::str::FromStr;
 
-use undercroft_base::{Bytes, Nanos, Price, PriceError, TierId, WriteBudget};
+use undercroft_base::{Bytes, Nanos, PAGE_BYTES, Price, PriceError, TierId, WriteBudget};
 use undercroft_device::{Attach, Law, Profile, Time, profiles};
 use undercroft_policy::place::{LatencyClass, PlacementName};
 use undercroft_qos::{LatencyBound, StallMax};
 
 use crate::bound;
+use crate::sharing::Sharing;
 
 /// How much DRAM the clients have together.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -450,6 +451,8 @@ pub struct Setup {
     pub stall: Vec<Option<StallMax>>,
     /// Estimate the miss-ratio curve, as in a live run.
     pub curve: bool,
+    /// Clients come and go under one budget; `None`: memory is divided once, by footprint.
+    pub sharing: Option<Sharing>,
     /// For `random`.
     pub seed: u64,
 }
@@ -503,12 +506,36 @@ impl Default for Setup {
             latency: Latencies::default(),
             stall: Vec::new(),
             curve: false,
+            sharing: None,
             seed: 1,
         }
     }
 }
 
 impl Setup {
+    /// Errors: the sharing does not fit the other options.
+    pub(crate) fn check_sharing(&self, clients: usize) -> Result<(), SetupError> {
+        let Some(sharing) = &self.sharing else {
+            return Ok(());
+        };
+        let wrong = |why: String, fix: &str| {
+            SetupError::option("sharing", &format!("{clients} clients"), why, fix)
+        };
+        if sharing.terms.len() != clients {
+            let why = format!("there are terms for {}", sharing.terms.len());
+            return Err(wrong(why, "give terms for each client"));
+        }
+        if self.page_bytes != PAGE_BYTES as u64 || !matches!(self.memory, Memory::Bytes(_)) {
+            let why = "memory is divided in bytes, and in pages of 4 KiB".to_owned();
+            return Err(wrong(why, "give a size of memory, and no other page size"));
+        }
+        if !self.latency.bounds.is_empty() || sharing.every.0 == 0 {
+            let why = "bounds are among the terms, and time passes between divisions".to_owned();
+            return Err(wrong(why, "give no other bounds, and a time above 0"));
+        }
+        Ok(())
+    }
+
     /// Checks whether it can run, for any trace.
     pub fn check(&self) -> Result<(), SetupError> {
         if self.tiers.is_empty() {

@@ -5,9 +5,9 @@ use undercroft_sim::open::open;
 use undercroft_sim::outcome::BoundOutcome;
 use undercroft_sim::setup::{Initial, Latencies, Memory, SimRoom};
 use undercroft_sim::sweep::streams_of;
-use undercroft_sim::{Setup, SimReport, simulate};
+use undercroft_sim::{Setup, Sharing, SimReport, Terms, simulate};
 
-use undercroft_base::Nanos;
+use undercroft_base::{Bytes, Nanos};
 
 /// Zipfian pages in half of their memory over a SATA SSD, in windows of 20 ms. A client for each
 /// share of writes.
@@ -118,4 +118,86 @@ fn bounds_are_one_for_all_or_one_for_each() {
         error.contains("--latency") && error.contains("2 client"),
         "{error}"
     );
+}
+
+const MIB: u64 = 1 << 20;
+
+/// Five clients of 6 MiB in 10 MiB, above a buffer of 4 MiB: one with a bound, one that writes all
+/// the time, one whose protection is too large, one whose bound needs more of the buffer than there
+/// is, and one that comes when the others are gone.
+fn five(seed: u64, control: bool) -> SimReport {
+    let part = |client: u64, refs: u64, rest: &str| {
+        let seed = seed * 10 + client;
+        format!("{rest},pages=1500,refs={refs},client={client},seed={seed}")
+    };
+    let parts = [
+        part(0, 60_000, "zipf:theta=0.6,writes=0.5"),
+        part(1, 30_000, "uniform:writes=1"),
+        part(2, 1_000, "uniform:writes=0"),
+        part(3, 5_000, "uniform:writes=0"),
+        part(4, 10_000, "uniform:writes=0.2"),
+    ];
+    let trace = open(&parts.join("+")).expect("a trace");
+    let streams = streams_of(&trace, 4096).expect("pages");
+    let terms = |bound: &str, comes: u64| Terms {
+        weight: 1,
+        least: Bytes(MIB),
+        most: Bytes(64 * MIB),
+        bound: (!bound.is_empty()).then(|| bound.parse().expect("a bound")),
+        comes: Nanos(comes * 1_000_000_000),
+        reference_time: Nanos(100_000),
+    };
+    let tiers = ["optane-dimm,size=4M", "sata-ssd"];
+    let setup = Setup {
+        memory: Memory::Bytes(Bytes(10 * MIB)),
+        tiers: tiers.iter().map(|tier| tier.parse().expect(tier)).collect(),
+        room: SimRoom::Ahead,
+        initial: Initial::Stored,
+        latency: Latencies {
+            window: Nanos(10_000_000),
+            control,
+            ..Latencies::default()
+        },
+        curve: true,
+        sharing: Some(Sharing {
+            terms: vec![
+                terms("p99=400us", 0),
+                terms("", 0),
+                Terms {
+                    least: Bytes(9 * MIB),
+                    ..terms("", 1)
+                },
+                terms("p99=50us", 1),
+                terms("", 100),
+            ],
+            by_curves: true,
+            every: Nanos(1_000_000_000),
+        }),
+        ..Setup::default()
+    };
+    simulate(&streams, &setup, &mut |_| ()).expect("a simulation")
+}
+
+#[test]
+fn clients_that_come_and_go_share_one_budget_by_bounds_and_curves() {
+    let report = five(1, true);
+    assert_eq!(report, five(1, true), "one seed, one result");
+    let (kept, none) = (bound(&report, 0), five(1, false));
+    let none = bound(&none, 0);
+    assert!(
+        kept.windows_kept > 20 && kept.kept_percent() >= 85.0,
+        "{kept:?}"
+    );
+    assert!(none.kept_percent() < 50.0, "{none:?}");
+    let shared = |at: usize| report.clients[at].shared.as_ref().expect("shared");
+    let refused = |at: usize| shared(at).refused.as_ref().map(ToString::to_string);
+    assert_eq!((refused(0), refused(1), refused(4)), (None, None, None));
+    let none = refused(2).expect("too much is protected");
+    let room = refused(3).expect("the buffer is too small");
+    assert!(none.contains("8.0 MiB could be protected"), "{none}");
+    assert!(room.contains("97.9 us could be kept"), "{room}");
+    assert_eq!(report.clients[2].references, 0);
+    // The last one has all memory: those before gave back what they had.
+    assert!(shared(0).mean_limit_bytes < 10 * MIB);
+    assert_eq!(shared(4).mean_limit_bytes, 10 * MIB);
 }

@@ -2,6 +2,7 @@
 //! run of the workload.
 
 mod below_limit;
+mod clients;
 mod fio;
 mod first_touch;
 mod hybridswap;
@@ -177,6 +178,13 @@ pub(crate) const EXPERIMENTS: &[(ExperimentInfo, Experiment)] = &[
             about: "HybridSwap, figure 5.9, simulated: bounds of the time that three programs wait",
         },
         hybridswap_stall::fig_5_9,
+    ),
+    (
+        ExperimentInfo {
+            name: "clients-100",
+            about: "a hundred clients with bounds and weights under one budget of DRAM, simulated",
+        },
+        clients::run,
     ),
 ];
 

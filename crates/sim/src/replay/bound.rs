@@ -29,7 +29,11 @@ impl Bounds {
     /// Errors: more than one bound, and not as many as clients.
     pub(super) fn new(setup: &Setup, clients: usize) -> Result<Option<Bounds>, SetupError> {
         let given = &setup.latency.bounds;
+        let shares = setup.sharing.as_ref();
+        let promised = shares.is_some_and(|of| of.terms.iter().any(|of| of.bound.is_some()));
         let bounds: Vec<Option<LatencyBound>> = match given[..] {
+            // Clients join as they come.
+            [] if promised => vec![None; clients],
             [] => return Ok(None),
             [one] => vec![Some(one); clients],
             _ if given.len() == clients => given.iter().copied().map(Some).collect(),
@@ -56,6 +60,16 @@ impl Bounds {
             window,
             window_end: window,
         }))
+    }
+
+    /// A client with a bound comes.
+    pub(super) fn join(&mut self, client: usize, bound: LatencyBound) {
+        self.control.join(client, bound);
+    }
+
+    /// A client goes.
+    pub(super) fn leave(&mut self, client: usize) {
+        self.control.leave(client);
     }
 
     /// A page-in of a client ended at `now`. True if a window ended before it, so that knobs may

@@ -127,6 +127,8 @@ pub struct Client<'a> {
     pub timed: usize,
     /// Its own virtual time.
     pub clock: Time,
+    /// When it came.
+    pub came: Time,
     /// [`DIRTY`], [`WRITTEN`], [`AHEAD`], [`KNOWN`], [`SHARED`], [`LENT`], [`USED`], [`SCANNED`] of
     /// each page.
     pub marks: Vec<u8>,
@@ -280,6 +282,7 @@ impl<'a> Client<'a> {
             recalled_at: 0,
             timed: 0,
             clock: Time::default(),
+            came: Time::default(),
             marks: vec![0; numbers],
             ahead_until: Time::default(),
             home,
@@ -424,9 +427,14 @@ impl<'a> Client<'a> {
         std::hint::black_box(next.iter().map(look).sum::<u32>());
     }
 
+    /// Whether its trace is over.
+    pub(super) fn is_done(&self) -> bool {
+        self.at == self.stream.references.len() && self.fault.is_none()
+    }
+
     /// The part of its time so far in which it waited.
     pub fn stall_ratio(&self) -> f64 {
-        let elapsed = self.clock.seconds();
+        let elapsed = (self.clock - self.came).seconds();
         if elapsed > 0.0 {
             (elapsed - self.spent.reference.seconds()) / elapsed
         } else {

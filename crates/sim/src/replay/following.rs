@@ -63,6 +63,11 @@ impl Following {
         engine.uses().follow(self.estimator.sampling());
     }
 
+    /// The client has another limit from now on: the curve begins anew.
+    pub(super) fn set_limit(&mut self, limit: PageCount) {
+        self.estimator.set_limit(limit);
+    }
+
     /// The curve so far. * `faults`: those that there were.
     pub(super) fn curve(&self, faults: u64) -> Curve {
         self.estimator.curve(faults)

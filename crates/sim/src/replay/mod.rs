@@ -26,6 +26,7 @@ mod forks;
 mod host;
 mod leaving;
 mod next_window;
+mod sharing;
 pub mod tiers;
 mod traced;
 
@@ -39,11 +40,13 @@ use undercroft_qos::Monitor;
 
 use crate::page_stream::PageStream;
 use crate::setup::{Initial, Memory, Setup, SetupError};
+use crate::sharing::SharedOutcome;
 use crate::spaces::Spaces;
 
 use bound::Bounds;
 pub use client::{Client, Seen, Spent, Stop};
 use host::Host;
+use sharing::Division;
 use tiers::ReplayTier;
 
 /// References between two calls of the progress function.
@@ -55,6 +58,8 @@ pub struct Replay<'a> {
     pub clients: Vec<Client<'a>>,
     /// The devices and tiers that they share.
     host: Host,
+    /// The budget of DRAM that they share, if they come and go.
+    sharing: Option<Division>,
 }
 
 /// Gives the clients their stall bounds.
@@ -89,6 +94,7 @@ impl<'a> Replay<'a> {
         if footprint == 0 {
             return Err(SetupError::EmptyTrace(String::new()));
         }
+        setup.check_sharing(streams.len())?;
         let frames = frames(setup, footprint)?;
         if frames < streams.len() as u64 {
             return Err(SetupError::option(
@@ -128,8 +134,12 @@ impl<'a> Replay<'a> {
         let mut replay = Replay {
             clients,
             host: Host::new(setup, homes, bounds),
+            sharing: division_of(setup),
         };
         for client in &mut replay.clients {
+            let sharing = replay.sharing.as_ref();
+            client.came = sharing.map_or(Time::default(), |of| of.comes(client.index));
+            client.clock = client.came;
             replay.host.tell_tiers(client);
         }
         if setup.initial == Initial::Stored {
@@ -137,8 +147,6 @@ impl<'a> Replay<'a> {
         }
         for client in &mut replay.clients {
             client.before = *client.engine.books().stats();
-        }
-        for client in &mut replay.clients {
             if let Some(following) = &client.following {
                 following.begin(&mut client.engine);
             }
@@ -165,13 +173,26 @@ impl<'a> Replay<'a> {
     }
 
     fn run_clients(&mut self, progress: &mut dyn FnMut(u64)) -> Result<(), SetupError> {
-        let Replay { clients, host } = self;
-        let per_reference = Time(host.setup.reference_time.0 * 1000);
+        let Replay {
+            clients,
+            host,
+            sharing,
+        } = self;
         let mut done = 0u64;
         // (time of its next fault, client)
-        let starts = (0..clients.len()).map(|at| Reverse((Time::default(), at)));
+        let starts = clients.iter().map(|of| Reverse((of.clock, of.index)));
         let mut queue: BinaryHeap<_> = starts.collect();
-        while let Some(Reverse((_, at))) = queue.pop() {
+        // Instead of a client: memory is divided anew.
+        let divide = clients.len();
+        queue.extend(sharing.as_ref().map(|of| Reverse((of.every, divide))));
+        while let Some(Reverse((now, at))) = queue.pop() {
+            let Some(per_reference) = go_on(sharing, clients, host, (at, now))? else {
+                let next = sharing
+                    .as_ref()
+                    .filter(|_| at == divide && !queue.is_empty());
+                queue.extend(next.map(|of| Reverse((now + of.every, divide))));
+                continue;
+            };
             // A client that is alone does not return to the queue between its faults.
             let alone = queue.is_empty();
             let client = &mut clients[at];
@@ -206,6 +227,9 @@ impl<'a> Replay<'a> {
                 }
             }
             done += (client.at - told) as u64;
+            if let (Some(sharing), true) = (sharing.as_mut(), client.is_done()) {
+                sharing.leave(clients, host, at)?;
+            }
             if done >= STRETCH as u64 {
                 progress(std::mem::take(&mut done));
             }
@@ -217,7 +241,7 @@ impl<'a> Replay<'a> {
     /// Creates every page and evicts it to the tier that the policy offers last, before time
     /// begins.
     fn store_everything(&mut self) -> Result<(), SetupError> {
-        let Replay { clients, host } = self;
+        let Replay { clients, host, .. } = self;
         for client in clients {
             for number in &client.stream.touched {
                 let fault = Fault {
@@ -272,6 +296,17 @@ impl<'a> Replay<'a> {
         self.host.bounds.as_ref()?.monitor(client)
     }
 
+    /// What became of a client under the shared budget, if there is one.
+    pub fn shared(&self, client: usize) -> Option<SharedOutcome> {
+        let sharing = self.sharing.as_ref()?;
+        let spent = &self.clients[client].spent;
+        Some(SharedOutcome {
+            refused: sharing.refusal(client).cloned(),
+            mean_limit_bytes: sharing.mean_limit(client).0,
+            stall_seconds: (spent.total() - spent.reference).seconds(),
+        })
+    }
+
     /// The tiers, fastest first.
     pub fn tiers(&self) -> &[ReplayTier] {
         &self.host.tiers
@@ -280,6 +315,33 @@ impl<'a> Replay<'a> {
     /// The device of each tier that has one.
     pub fn devices(&self) -> impl Iterator<Item = &Device> {
         self.host.tiers.iter().filter_map(ReplayTier::device)
+    }
+}
+
+/// The time of each reference of a client that goes on. `None`: it is refused, or no client but the
+/// number after the last, which stands for a division of memory.
+fn go_on(
+    sharing: &mut Option<Division>,
+    clients: &mut [Client<'_>],
+    host: &mut Host,
+    (at, now): (usize, Time),
+) -> Result<Option<Time>, SetupError> {
+    let Some(sharing) = sharing else {
+        return Ok(Some(Time(host.setup.reference_time.0 * 1000)));
+    };
+    if at == clients.len() {
+        sharing.tick(clients, host, now)?;
+        return Ok(None);
+    }
+    let here = sharing.is_here(at) || sharing.admit(clients, host, at, now)?;
+    Ok(here.then(|| sharing.reference_time(at)))
+}
+
+/// The budget that clients share, if they do.
+fn division_of(setup: &Setup) -> Option<Division> {
+    match (&setup.sharing, setup.memory) {
+        (Some(sharing), Memory::Bytes(memory)) => Some(Division::new(sharing, memory)),
+        _ => None,
     }
 }
 

@@ -1,0 +1,85 @@
+//! One budget of DRAM for many clients: what each is promised, and what became of it.
+
+use std::fmt;
+
+use serde::Serialize;
+use undercroft_base::{Bytes, Nanos};
+use undercroft_qos::LatencyBound;
+
+/// How the clients of a simulation share its memory.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sharing {
+    /// Of each client, in the order of the trace.
+    pub terms: Vec<Terms>,
+    /// Memory goes where it saves most waiting (`auto`). False: by weights alone.
+    pub by_curves: bool,
+    /// Virtual time between two divisions by curves.
+    pub every: Nanos,
+}
+
+/// What one client is promised, and when it comes. It leaves at the end of its trace.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Terms {
+    /// Its weight, 1 at least.
+    pub weight: u32,
+    /// Its protection.
+    pub least: Bytes,
+    /// It never gets more.
+    pub most: Bytes,
+    /// Its latency bound.
+    pub bound: Option<LatencyBound>,
+    /// When it asks to be admitted.
+    pub comes: Nanos,
+    /// Processor and DRAM time of each of its references.
+    pub reference_time: Nanos,
+}
+
+/// Why a client was not admitted, and what could be given.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(into = "String")]
+pub enum Refusal {
+    /// No combination of the tiers that are left keeps its bound.
+    Bound {
+        /// The least limit that could be kept.
+        could: Nanos,
+    },
+    /// The protection of the others leaves less than its own.
+    Protection {
+        /// As much could be protected.
+        could: Bytes,
+    },
+    /// As much memory is free.
+    Memory {
+        /// As much could be given.
+        could: Bytes,
+    },
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Refusal::Bound { could } => write!(f, "its bound; {could} could be kept"),
+            Refusal::Protection { could } => {
+                write!(f, "its protection; {could} could be protected")
+            }
+            Refusal::Memory { could } => write!(f, "no memory; {could} is free"),
+        }
+    }
+}
+
+impl From<Refusal> for String {
+    fn from(refusal: Refusal) -> String {
+        refusal.to_string()
+    }
+}
+
+/// What became of a client that shares memory.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct SharedOutcome {
+    /// Why it was not admitted; absent if it was.
+    pub refused: Option<Refusal>,
+    /// Its limit, over the time that it was here.
+    pub mean_limit_bytes: u64,
+    /// Seconds that it waited for its pages.
+    pub stall_seconds: f64,
+}
