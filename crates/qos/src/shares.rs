@@ -287,6 +287,46 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
+    #[test]
+    fn small_parts_are_given_only_while_a_client_waits() {
+        let gives = |limit: u64, less: u64, urgent| {
+            let limit = limit * MIB;
+            gives(Bytes(limit), Bytes(limit - less), urgent)
+        };
+        assert!(!gives(20, MIB / 2, false) && gives(20, MIB / 2, true));
+        assert!(gives(20, MIB, false));
+        assert!(!gives(640, 9 * MIB, false) && gives(640, 10 * MIB, false));
+        assert!(!gives(20, 0, true) && !gives(20, 100, true));
+        assert!(
+            !super::gives(Bytes(MIB), Bytes(2 * MIB), true),
+            "it shall have more"
+        );
+    }
+
+    #[test]
+    fn limits_move_by_curves_only_if_that_saves_some_waiting_and_a_quarter_at_a_time() {
+        let waiting = Want {
+            waits: true,
+            ..with_curve(&[(40, 8.0), (80, 0.1)])
+        };
+        let idle = with_curve(&[(20, 0.0), (60, 0.0)]);
+        let wants = [waiting, idle.clone()];
+        let limits = [Bytes(50 * MIB), Bytes(50 * MIB)];
+        let memory = Bytes(100 * MIB);
+        let divided = divide(memory, &wants).expect("enough");
+        let by_curves = targets(memory, &wants, &limits, false).expect("enough");
+        let by_curves = by_curves.expect("it saves waiting");
+        assert!(divided[1] < by_curves[1], "{divided:?} {by_curves:?}");
+        assert_eq!(by_curves[1], Bytes(50 * MIB - 50 * MIB / 4));
+        assert_eq!(targets(memory, &wants, &limits, true), Ok(Some(divided)));
+        let calm = [idle.clone(), idle];
+        assert_eq!(
+            targets(memory, &calm, &limits, false),
+            Ok(None),
+            "nothing to save"
+        );
+    }
+
     fn blind(weight: u32, least: u64, most: u64) -> Want {
         Want {
             weight,
