@@ -170,6 +170,7 @@ impl Signals {
     /// reason is kept.
     pub(crate) fn doom(&self, why: Doom) {
         lock(&self.doom).get_or_insert(why);
+        self.kick_control();
     }
 
     /// Why the client must be ended, if it must.

@@ -13,8 +13,9 @@ use undercroft_base::{Bytes, PAGE_BYTES};
 const GAIN_MIN: f64 = 0.05;
 const STALL_MIN: f64 = 0.01;
 
-/// Smallest change of a limit.
+/// Smallest change of a limit, and the smallest while a client waits.
 pub const STEP_MIN: Bytes = Bytes(1 << 20);
+const STEP_URGENT: u64 = 64 << 10;
 
 /// What one client may have, and what memory is worth to it.
 #[derive(Clone, Debug, PartialEq)]
@@ -124,7 +125,7 @@ pub fn unprotected(memory: Bytes, wants: &[Want]) -> Bytes {
 pub fn gives(limit: Bytes, target: Bytes, urgent: bool) -> bool {
     let less = limit.0.saturating_sub(target.0);
     let step = STEP_MIN.0.max(limit.0 / 64).min(1 << 40);
-    less >= if urgent { PAGE_BYTES as u64 } else { step }
+    less >= if urgent { STEP_URGENT } else { step }
 }
 
 /// What is enough for a client that uses this much and has not swapped: an eighth and 8 MiB more.

@@ -23,7 +23,7 @@ mod sampler;
 
 use std::io::Write;
 use std::net::TcpListener;
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Condvar, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 pub use job::{Job, Outcome, Running, plain_only};
 pub use memcached::Memcached;
@@ -68,15 +68,37 @@ pub fn say(line: &str) {
 
 static TURN: RwLock<()> = RwLock::new(());
 
-/// Runs a test by itself, apart from other test files: it measures.
+/// Runs a test of a file by itself: it measures.
 pub fn one_at_a_time() -> RwLockWriteGuard<'static, ()> {
     TURN.write().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs a test beside others of its file, but beside none that measures. It checks what the program
-/// reads and what the report counts, never how long something takes.
-pub fn beside_others() -> RwLockReadGuard<'static, ()> {
-    TURN.read().unwrap_or_else(PoisonError::into_inner)
+/// Tests that run beside each other at most.
+const BESIDE_MAX: usize = 2;
+
+static BESIDE: (Mutex<usize>, Condvar) = (Mutex::new(0), Condvar::new());
+
+/// The turn of a test that runs beside others.
+pub struct Beside {
+    _turn: RwLockReadGuard<'static, ()>,
+}
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        *BESIDE.0.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        BESIDE.1.notify_one();
+    }
+}
+
+/// Runs a test beside one other of its file, but beside none that measures. It checks what the
+/// program reads and what the report counts, never how long something takes.
+pub fn beside_others() -> Beside {
+    let turn = TURN.read().unwrap_or_else(PoisonError::into_inner);
+    let count = BESIDE.0.lock().unwrap_or_else(PoisonError::into_inner);
+    let full = |count: &mut usize| *count >= BESIDE_MAX;
+    let count = BESIDE.1.wait_while(count, full);
+    *count.unwrap_or_else(PoisonError::into_inner) += 1;
+    Beside { _turn: turn }
 }
 
 /// A TCP port on loopback that was free a moment ago.

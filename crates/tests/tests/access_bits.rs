@@ -5,7 +5,8 @@ use std::path::Path;
 
 use serde_json::Value;
 use undercroft_tests::{
-    Job, MIB, beside_others, build, find, has_access_bits, plain_only, say, skip, undercroft,
+    Job, MIB, beside_others, build, find, has_access_bits, one_at_a_time, plain_only, say, skip,
+    undercroft,
 };
 
 const LIMIT: u64 = 32 * MIB;
@@ -115,7 +116,7 @@ fn by_default_idle_programs_and_fork_relatives_are_not_scanned() {
     if !has_access_bits("by_default_idle_programs_and_fork_relatives_are_not_scanned") {
         return;
     }
-    let _turn = beside_others();
+    let _turn = one_at_a_time();
     let scans_with = |hold: &str| {
         let idle = Job::new(build("touch"))
             .args(["48", "--hold", hold])

@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use undercroft_tests::{
-    Job, MIB, Outcome, beside_others, build, build_static, find, plain_only, skip, undercroft,
+    Job, MIB, Outcome, build, build_static, find, one_at_a_time, plain_only, skip, undercroft,
 };
 
 /// Runs `undercroft WORDS` as they are.
@@ -38,7 +38,7 @@ const USAGE: &[i32] = &[2, 125];
 
 macro_rules! needs_undercroft {
     ($name:expr) => {
-        let _turn = beside_others();
+        let _turn = one_at_a_time();
         if plain_only() {
             return skip($name, "it tests the binary itself");
         }
@@ -151,7 +151,7 @@ fn static_binary_is_refused_with_the_reason() {
 
 #[test]
 fn exit_status_is_the_programs_own() {
-    let _turn = beside_others();
+    let _turn = one_at_a_time();
     for code in [0, 1, 3, 42, 125, 255] {
         let job = Job::new(build("touch")).args(["8", "--exit", &code.to_string()]);
         job.limit(64 * MIB).run().expect(code);
@@ -160,7 +160,7 @@ fn exit_status_is_the_programs_own() {
 
 #[test]
 fn signal_n_gives_128_plus_n() {
-    let _turn = beside_others();
+    let _turn = one_at_a_time();
     for number in [1, 6, 9, 10, 11, 15] {
         let job = Job::new(build("touch")).args(["8", "--signal", &number.to_string()]);
         job.limit(64 * MIB).run().expect(128 + number);
@@ -169,7 +169,7 @@ fn signal_n_gives_128_plus_n() {
 
 #[test]
 fn exit_status_and_output_pass_while_swapping() {
-    let _turn = beside_others();
+    let _turn = one_at_a_time();
     let outcome = Job::new(build("touch"))
         .args(["48", "--rounds", "2", "--fork", "2", "--exit", "7"])
         .limit(16 * MIB)
@@ -181,7 +181,7 @@ fn exit_status_and_output_pass_while_swapping() {
 
 #[test]
 fn standard_input_and_arguments_reach_the_program() {
-    let _turn = beside_others();
+    let _turn = one_at_a_time();
     let script = "printf '%s|' \"$@\"; cat";
     let outcome = Job::new("sh")
         .args(["-c", script, "name", "two words", "", "--memory-max", "*"])
@@ -363,7 +363,7 @@ fn room_that_comes_back_is_used() {
 /// why.
 #[test]
 fn full_tiers_let_the_program_stay_or_end_it_as_asked() {
-    let _turn = beside_others();
+    let _turn = one_at_a_time();
     let folder = tempfile::tempdir().expect("a scratch folder");
     let tier = |name: &str| format!("file:{},size=12M", folder.path().join(name).display());
     let job = Job::new(build("touch"))

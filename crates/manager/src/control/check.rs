@@ -99,7 +99,7 @@ impl Control {
     /// Time until the next check; below a second.
     pub(super) fn until_check(&self) -> Duration {
         let wait = self.check_at.saturating_duration_since(Instant::now());
-        wait.min(if self.shared.signals.is_calm() {
+        wait.min(if self.shared.signals.is_calm() && self.paused.is_none() {
             TICK_CALM
         } else {
             TICK_MAX
@@ -180,7 +180,7 @@ impl Control {
         };
         self.shared.gauges.note_memory(dram);
         let used = unmanaged + dram.0;
-        let look = self.onset.look(Instant::now(), used, limit, TICK_MAX);
+        let look = (self.onset).look(Instant::now(), (processes.len(), used), limit, TICK_MAX);
         let begins = !self.managing && look.begins;
         if begins {
             self.managing = true;

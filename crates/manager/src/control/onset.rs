@@ -25,9 +25,8 @@ const STILL_AFTER: Duration = Duration::from_secs(10);
 
 /// Watches the growth of a client that is not managed.
 pub(super) struct Onset {
-    /// When the client was last looked at, and the bytes that it used then.
-    seen_at: Instant,
-    seen: u64,
+    /// When the client was last looked at, its processes and the bytes that it used then.
+    seen: Option<(Instant, usize, u64)>,
     /// Bytes a second, at the last look.
     growth: f64,
     /// Since when the client has not grown, and what it used then, in bytes.
@@ -46,8 +45,7 @@ pub(super) struct Look {
 impl Onset {
     pub(super) fn new(now: Instant) -> Onset {
         Onset {
-            seen_at: now,
-            seen: 0,
+            seen: None,
             growth: 0.0,
             still_since: now,
             still: 0,
@@ -55,14 +53,27 @@ impl Onset {
     }
 
     /// Looks at what the client uses.
+    /// * `processes`: how many it has. One that comes brings its memory at once, which is no speed.
     /// * `used`, `limit`: bytes now.
     /// * `frequent`: a wait below this makes looks frequent.
-    pub(super) fn look(&mut self, now: Instant, used: u64, limit: u64, frequent: Duration) -> Look {
-        let passed = now.saturating_duration_since(self.seen_at);
-        if passed >= MEASURE_MIN {
-            let grown = used.saturating_sub(self.seen) as f64;
-            self.growth = (grown / passed.as_secs_f64()).min(GROWTH_MAX);
-            (self.seen_at, self.seen) = (now, used);
+    pub(super) fn look(
+        &mut self,
+        now: Instant,
+        (processes, used): (usize, u64),
+        limit: u64,
+        frequent: Duration,
+    ) -> Look {
+        let (at, before, seen) = *self.seen.get_or_insert((now, processes, used));
+        let passed = now.saturating_duration_since(at);
+        if passed >= MEASURE_MIN || processes != before {
+            let grown = if processes == before {
+                used.saturating_sub(seen)
+            } else {
+                0
+            };
+            let seconds = passed.max(MEASURE_MIN).as_secs_f64();
+            self.growth = (grown as f64 / seconds).min(GROWTH_MAX);
+            self.seen = Some((now, processes, used));
         }
         if used > self.still + limit / 64 {
             (self.still_since, self.still) = (now, used);
@@ -92,7 +103,9 @@ mod tests {
         let mut onset = Onset::new(begun);
         let mut look = |&(ms, mib)| {
             let now = begun + Duration::from_millis(ms);
-            onset.look(now, mib * MIB, limit * MIB, FREQUENT).begins
+            onset
+                .look(now, (1, mib * MIB), limit * MIB, FREQUENT)
+                .begins
         };
         used.iter().map(&mut look).collect()
     }
@@ -114,9 +127,18 @@ mod tests {
         );
         // Half the limit at most.
         assert_eq!(
-            looks(64, &[(4, 12), (8, 31), (9, 35)]),
-            [false, false, true]
+            looks(64, &[(1, 0), (4, 12), (8, 31), (9, 35)]),
+            [false, false, false, true]
         );
+        // What it had at the first look, or another process brings, is no growth.
+        assert_eq!(looks(64, &[(1, 40), (2, 40)]), [false, false]);
+        let begun = Instant::now();
+        let mut onset = Onset::new(begun);
+        for (ms, processes, mib) in [(0, 1, 10), (2, 2, 40), (4, 2, 40)] {
+            let now = begun + Duration::from_millis(ms);
+            let look = onset.look(now, (processes, mib * MIB), 64 * MIB, FREQUENT);
+            assert!(!look.begins, "after {ms} ms");
+        }
         // It has stopped to grow fast.
         assert_eq!(looks(64, &[(10, 30), (500, 40)]), [false, false]);
         // In a large limit the usual room is more than that.
@@ -136,7 +158,7 @@ mod tests {
     #[test]
     fn the_wait_is_the_time_of_the_fastest_growth() {
         let begun = Instant::now();
-        let look = Onset::new(begun).look(begun, 8 * MIB, 64 * MIB, FREQUENT);
+        let look = Onset::new(begun).look(begun, (1, 8 * MIB), 64 * MIB, FREQUENT);
         let wait = 40.0 * MIB as f64 / GROWTH_MAX;
         assert!((look.wait.as_secs_f64() - wait).abs() < 1e-6, "{look:?}");
     }

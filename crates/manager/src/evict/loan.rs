@@ -19,8 +19,10 @@ const _: () = assert!(RARE.as_nanos() < LONG.as_nanos());
 #[derive(Default)]
 pub(super) struct Loan {
     pages: u64,
-    /// Since when no page leaves; none if the last try freed one.
+    /// Since when fewer pages than a step have left; none if none had to be lent since then.
     since: Option<Duration>,
+    /// Pages that have left since.
+    left: u64,
     /// When the last step was made.
     stepped: Duration,
 }
@@ -33,8 +35,11 @@ impl Loan {
     /// Pages have left. Half of them pays back the loan, and the other half admits threads that
     /// wait. Otherwise the threads that were admitted before would find no room, and wait again.
     pub(super) fn pay_back(&mut self, freed: u64) {
-        self.pages = self.pages.saturating_sub(freed.div_ceil(2));
-        self.since = None;
+        self.pages = self.pages.saturating_sub(freed / 2);
+        self.left += freed;
+        if self.left >= STEP {
+            (self.since, self.left) = (None, 0);
+        }
     }
 
     /// No page could leave.
@@ -86,11 +91,26 @@ mod tests {
     fn pages_that_leave_pay_back_a_loan_and_end_the_wait() {
         let mut loan = Loan::default();
         let lent = lent_after(0..600, &mut loan);
-        loan.pay_back(65);
-        assert_eq!(loan.pages(), lent - 33);
+        loan.pay_back(64);
+        assert_eq!(loan.pages(), lent - 32);
         let more = lent_after(600..700, &mut loan);
-        assert!(more <= lent - 33 + 5 * STEP, "it is slow again: {more}");
+        assert!(more <= lent - 32 + 5 * STEP, "it is slow again: {more}");
         loan.pay_back(1 << 40);
         assert_eq!(loan.pages(), 0);
+    }
+
+    #[test]
+    fn a_page_now_and_then_does_not_end_the_wait() {
+        let mut loan = Loan::default();
+        for tenth in 0..10 {
+            lent_after(tenth * 100..(tenth + 1) * 100, &mut loan);
+            loan.pay_back(1);
+        }
+        let before = loan.pages();
+        assert_eq!(
+            lent_after(1000..1100, &mut loan) - before,
+            100 * STEP,
+            "at full speed"
+        );
     }
 }

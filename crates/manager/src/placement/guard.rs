@@ -27,8 +27,8 @@ const TICK: Duration = Duration::from_millis(10);
 /// us, and an idle run should cost next to nothing.
 const CALM_TICK: Duration = Duration::from_millis(100);
 
-/// The same once the control thread has seen nothing happen for long. Only threads that wait for
-/// faults are looked at then.
+/// The same once the control thread has seen nothing happen for long. Only the threads that are
+/// needed first are looked at then: those that wait for faults, reclaim and control.
 const LONG_TICK: Duration = Duration::from_millis(400);
 
 /// A thread that waited for a CPU for this long is moved. Where many programs share a CPU, ordinary
@@ -63,8 +63,8 @@ struct Watched {
 /// A thread of the manager.
 struct Ward {
     thread: Watched,
-    /// It waits for faults.
-    serves: bool,
+    /// It is needed first after a calm time.
+    is_first: bool,
     moved: Option<Moved>,
 }
 
@@ -115,8 +115,9 @@ pub(crate) fn run(placement: &Placement, signals: &Signals) {
         guard.free_bound(now);
         std::thread::sleep(if busy { TICK } else { CALM_TICK });
         while signals.is_calm() && !guard.leaves_some() && !signals.stopped() {
-            guard.move_starved(Instant::now(), |ward| ward.serves);
-            std::thread::sleep(LONG_TICK);
+            guard.move_starved(Instant::now(), |ward| ward.is_first);
+            let tick = if guard.some_wait() { TICK } else { LONG_TICK };
+            std::thread::sleep(tick);
         }
     }
 }
@@ -129,9 +130,11 @@ impl Guard<'_> {
         for tid in ids {
             let known = self.wards.iter().any(|ward| ward.thread.tid == tid);
             if let (false, Some(thread)) = (known || tid == this, Watched::new(tid)) {
+                let serves = procfs::thread_name(tid).is_some_and(|n| n.starts_with(FAULT_THREAD));
+                let works = self.placement.is_worker(tid) || tid == std::process::id();
                 self.wards.push(Ward {
                     thread,
-                    serves: procfs::thread_name(tid).is_some_and(|n| n.starts_with(FAULT_THREAD)),
+                    is_first: serves || works,
                     moved: None,
                 });
             }
@@ -178,6 +181,12 @@ impl Guard<'_> {
             let here = process::current_cpu();
             self.placement.pin.escapes(thread.tid, here, cpu);
         }
+    }
+
+    /// Whether a thread waited for a CPU at the last look.
+    fn some_wait(&self) -> bool {
+        let mut wards = self.wards.iter();
+        wards.any(|ward| ward.thread.waits_since.is_some())
     }
 
     /// Whether a CPU is left to others at the moment.

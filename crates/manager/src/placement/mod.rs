@@ -83,6 +83,12 @@ impl Placement {
         self.active.load(Ordering::Acquire) >> thread & 1 == 1
     }
 
+    /// Whether this thread is the evictor or the migrator.
+    pub(crate) fn is_worker(&self, tid: u32) -> bool {
+        let mut workers = self.workers.iter();
+        workers.any(|worker| worker.load(Ordering::Relaxed) == tid)
+    }
+
     pub(crate) fn set_evictor(&self, tid: u32) {
         self.workers[0].store(tid, Ordering::Relaxed);
         self.place_workers(&[]);

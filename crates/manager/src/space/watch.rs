@@ -128,7 +128,10 @@ pub(crate) fn run(shared: &Shared, share: &Share) {
                     shared.placement.pin.started(ptid, tid);
                     threads.extend((pid == ppid).then_some(pid));
                 }
-                Record::Lost(_) => shared.signals.discover_again.store(true, Ordering::Relaxed),
+                Record::Lost(_) => {
+                    shared.signals.discover_again.store(true, Ordering::Relaxed);
+                    shared.signals.stir();
+                }
                 _ => {}
             });
         }

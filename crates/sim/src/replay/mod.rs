@@ -193,6 +193,10 @@ impl<'a> Replay<'a> {
                 queue.extend(next.map(|of| Reverse((now + of.every, divide))));
                 continue;
             };
+            if let (Some(sharing), true) = (sharing.as_mut(), clients[at].is_done()) {
+                sharing.leave(clients, host, at)?;
+                continue;
+            }
             // A client that is alone does not return to the queue between its faults.
             let alone = queue.is_empty();
             let client = &mut clients[at];
@@ -227,8 +231,8 @@ impl<'a> Replay<'a> {
                 }
             }
             done += (client.at - told) as u64;
-            if let (Some(sharing), true) = (sharing.as_mut(), client.is_done()) {
-                sharing.leave(clients, host, at)?;
+            if sharing.is_some() && client.is_done() {
+                queue.push(Reverse((client.clock, at))); // it leaves then
             }
             if done >= STRETCH as u64 {
                 progress(std::mem::take(&mut done));

@@ -134,9 +134,9 @@ impl Division {
         self.plan(clients, host, now, true)?;
         let least = self.members[at].terms.least.max(shares::STEP_MIN);
         if self.members[at].limit < least {
+            self.members[at].limit = Bytes(0);
             let could = Bytes(self.free());
             self.members[at].place = Place::Refused(Refusal::Memory { could });
-            self.members[at].limit = Bytes(0);
             self.plan(clients, host, now, true)?;
             return Ok(false);
         }
@@ -150,7 +150,8 @@ impl Division {
     fn refuses(&mut self, client: &Client<'_>, host: &Host, at: usize) -> Option<Refusal> {
         let terms = &self.members[at].terms;
         if let Some(bound) = terms.bound {
-            let out = client.stream.footprint() - terms.least.0 / PAGE_BYTES as u64;
+            let out = client.stream.footprint();
+            let out = out.saturating_sub(terms.least.0 / PAGE_BYTES as u64);
             match self.refuses_bound(host, bound, out) {
                 Ok(reserved) => self.members[at].reserved = reserved,
                 Err(refusal) => return Some(refusal),
