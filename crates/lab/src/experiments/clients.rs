@@ -253,10 +253,17 @@ pub(super) fn run(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
         figures: vec![figure(&runs)],
         ..Simulated::default()
     };
-    found.traces.push(facts(&sizes, &runs[0].1));
-    found
-        .runs
-        .extend(runs.iter().map(|(name, report)| line(name, &sizes, report)));
+    found.traces.push(TraceFacts::generated(
+        &format!("{} clients", sizes.clients),
+        "ten in turn",
+        &CLASSES.map(|class| class.work).join(" + "),
+        &runs[0].1,
+    ));
+    let line = |(name, report): &(&'static str, SimReport)| SimulatedRun {
+        memory_pages: sizes.bytes(MEMORY_PERCENT).0 / 4096, // the budget
+        ..SimulatedRun::of((*name).to_owned(), MEMORY_PERCENT as f64, report)
+    };
+    found.runs.extend(runs.iter().map(line));
     for class in CLASSES.iter().filter(|class| !class.bound.is_empty()) {
         let measure = format!("windows that kept {}, of admitted clients", class.bound);
         let kept = kept_percent(&runs[0].1, class);
@@ -380,38 +387,5 @@ fn figure(runs: &Runs) -> Figure {
             panel("DRAM a client, MiB", false, dram_mib),
             panel("stall, s", false, stall),
         ],
-    }
-}
-
-fn facts(sizes: &Sizes, report: &SimReport) -> TraceFacts {
-    TraceFacts {
-        name: format!("{} clients", sizes.clients),
-        identity: "ten in turn".to_owned(),
-        command: CLASSES.map(|class| class.work).join(" + "),
-        source: "generated".to_owned(),
-        data_reads: report.references.saturating_sub(report.writes),
-        data_writes: report.writes,
-        footprint_4k_bytes: report.footprint_pages * 4096,
-        program_references: report.references,
-        ..TraceFacts::default()
-    }
-}
-
-fn line(name: &str, sizes: &Sizes, report: &SimReport) -> SimulatedRun {
-    let sum =
-        |of: fn(&undercroft_sim::outcome::TierOutcome) -> u64| report.tiers.iter().map(of).sum();
-    SimulatedRun {
-        trace: name.to_owned(),
-        page_bytes: report.setting.page_bytes,
-        memory_percent: MEMORY_PERCENT as f64,
-        memory_pages: sizes.bytes(MEMORY_PERCENT).0 / 4096,
-        reclaim: report.setting.reclaim.clone(),
-        prefetch: report.setting.prefetch.clone(),
-        tier: report.setting.tiers.join(" > "),
-        faults: report.swap_ins,
-        pages_read: sum(|tier| tier.pages_read),
-        pages_written: sum(|tier| tier.pages_written),
-        elapsed_seconds: report.elapsed_seconds,
-        energy_joules: None,
     }
 }

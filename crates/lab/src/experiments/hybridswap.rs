@@ -9,7 +9,6 @@ use crate::results::{
     Better, Figure, Panel, Results, Simulated, SimulatedRun, Table, TraceFacts, Verdict,
 };
 use undercroft_base::Nanos;
-use undercroft_sim::outcome::TierOutcome;
 use undercroft_sim::setup::{Memory, SimRoom};
 use undercroft_sim::sweep::streams_of;
 use undercroft_sim::{PageStream, Setup, SimReport, open, simulate};
@@ -190,9 +189,22 @@ pub(super) fn table_5_2(lab: &Lab, results: &mut Results) -> anyhow::Result<()> 
             ssd,
             hybrid,
         };
-        found.traces.push(facts(&pair));
-        found.runs.push(line(program, &pair.ssd));
-        found.runs.push(line(program, &pair.hybrid));
+        found.traces.push(TraceFacts::generated(
+            pair.program.name,
+            &pair.spec,
+            &pair.spec,
+            &pair.ssd,
+        ));
+        found.runs.push(SimulatedRun::of(
+            program.name.to_owned(),
+            program.memory_percent,
+            &pair.ssd,
+        ));
+        found.runs.push(SimulatedRun::of(
+            program.name.to_owned(),
+            program.memory_percent,
+            &pair.hybrid,
+        ));
         verdicts(&pair, &mut found);
         pairs.push(pair);
     }
@@ -211,43 +223,6 @@ pub(super) fn table_5_2(lab: &Lab, results: &mut Results) -> anyhow::Result<()> 
     found.figures.push(figure(&pairs));
     results.simulated = Some(found);
     Ok(())
-}
-
-fn facts(pair: &Pair) -> TraceFacts {
-    facts_of(pair.program.name, &pair.spec, &pair.ssd)
-}
-
-/// What is told of a generated trace that was replayed.
-pub(super) fn facts_of(name: &str, spec: &str, report: &SimReport) -> TraceFacts {
-    TraceFacts {
-        name: name.to_owned(),
-        identity: spec.to_owned(),
-        command: spec.to_owned(),
-        source: "generated".to_owned(),
-        data_reads: report.references - report.writes,
-        data_writes: report.writes,
-        footprint_4k_bytes: report.footprint_pages * 4096,
-        program_references: report.references,
-        ..TraceFacts::default()
-    }
-}
-
-fn line(program: &Program, report: &SimReport) -> SimulatedRun {
-    let sum = |of: fn(&TierOutcome) -> u64| report.tiers.iter().map(of).sum();
-    SimulatedRun {
-        trace: program.name.to_owned(),
-        page_bytes: report.setting.page_bytes,
-        memory_percent: program.memory_percent,
-        memory_pages: report.memory_pages,
-        reclaim: report.setting.reclaim.clone(),
-        prefetch: report.setting.prefetch.clone(),
-        tier: report.setting.tiers.join(" > "),
-        faults: report.swap_ins,
-        pages_read: sum(|tier| tier.pages_read),
-        pages_written: sum(|tier| tier.pages_written),
-        elapsed_seconds: report.elapsed_seconds,
-        energy_joules: None,
-    }
 }
 
 fn verdicts(pair: &Pair, found: &mut Simulated) {

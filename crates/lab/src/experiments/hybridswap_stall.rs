@@ -3,9 +3,8 @@
 //!
 //! Three instances of a program share an SSD and a disk. The first, or each, has a bound.
 
-use super::hybridswap::facts_of;
 use super::{Lab, progress};
-use crate::results::{Better, Figure, Panel, Results, Simulated, Table, Verdict};
+use crate::results::{Better, Figure, Panel, Results, Simulated, Table, TraceFacts, Verdict};
 use undercroft_base::Nanos;
 use undercroft_sim::setup::{Memory, SimRoom};
 use undercroft_sim::sweep::streams_of;
@@ -136,7 +135,9 @@ pub(super) fn fig_5_9(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
         let spec = (0..INSTANCES).map(part).collect::<Vec<_>>().join("+");
         let streams = streams_of(&open::open(&spec)?, 4096)?;
         let ssd = simulated(program, &streams, None)?;
-        found.traces.push(facts_of(program.name, &spec, &ssd));
+        found
+            .traces
+            .push(TraceFacts::generated(program.name, &spec, &spec, &ssd));
         rows.push(row(program, &[], &ssd));
         let mut bars: [Vec<f64>; 2] = [vec![waits(&ssd)[0]], vec![waits(&ssd)[1]]];
         let mut reach = Reach {

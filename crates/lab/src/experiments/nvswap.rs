@@ -166,9 +166,18 @@ fn study(lab: &Lab, workloads: &[Workload], name: &str) -> anyhow::Result<Simula
         model: model(MEMORY_PERCENT),
         ..Simulated::default()
     };
-    found.traces.push(facts(&text, &without));
+    found.traces.push(TraceFacts::generated(
+        "zipfian pages",
+        &text,
+        &text,
+        &without,
+    ));
     for (report, prefetch) in [(&without, "no control"), (&with, "control")] {
-        found.runs.push(line(name, report, prefetch));
+        found.runs.push(SimulatedRun::of(
+            format!("{name}, {prefetch}"),
+            MEMORY_PERCENT,
+            report,
+        ));
     }
     for (at, workload) in workloads.iter().enumerate() {
         verdicts(
@@ -206,39 +215,6 @@ fn study(lab: &Lab, workloads: &[Workload], name: &str) -> anyhow::Result<Simula
     });
     found.figures.push(figure(name, workloads, &without, &with));
     Ok(found)
-}
-
-fn facts(text: &str, report: &SimReport) -> TraceFacts {
-    TraceFacts {
-        name: "zipfian pages".to_owned(),
-        identity: text.to_owned(),
-        command: text.to_owned(),
-        source: "generated".to_owned(),
-        data_reads: report.references - report.writes,
-        data_writes: report.writes,
-        footprint_4k_bytes: report.footprint_pages * 4096,
-        program_references: report.references,
-        ..TraceFacts::default()
-    }
-}
-
-fn line(name: &str, report: &SimReport, prefetch: &str) -> SimulatedRun {
-    let sum =
-        |of: fn(&undercroft_sim::outcome::TierOutcome) -> u64| report.tiers.iter().map(of).sum();
-    SimulatedRun {
-        trace: format!("{name}, {prefetch}"),
-        page_bytes: report.setting.page_bytes,
-        memory_percent: MEMORY_PERCENT,
-        memory_pages: report.memory_pages,
-        reclaim: report.setting.reclaim.clone(),
-        prefetch: report.setting.prefetch.clone(),
-        tier: report.setting.tiers.join(" > "),
-        faults: report.swap_ins,
-        pages_read: sum(|tier| tier.pages_read),
-        pages_written: sum(|tier| tier.pages_written),
-        elapsed_seconds: report.elapsed_seconds,
-        energy_joules: None,
-    }
 }
 
 /// Microseconds of the percentile of a client's bound, over its windows.

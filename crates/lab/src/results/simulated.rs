@@ -3,6 +3,8 @@
 
 use super::Better;
 use serde::{Deserialize, Serialize};
+use undercroft_sim::SimReport;
+use undercroft_sim::outcome::TierOutcome;
 
 /// All findings of one simulated experiment. None of them was measured on a device.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -47,6 +49,21 @@ pub struct TraceFacts {
 }
 
 impl TraceFacts {
+    /// The facts of generated references.
+    pub fn generated(name: &str, identity: &str, command: &str, report: &SimReport) -> TraceFacts {
+        TraceFacts {
+            name: name.to_owned(),
+            identity: identity.to_owned(),
+            command: command.to_owned(),
+            source: "generated".to_owned(),
+            data_reads: report.references - report.writes,
+            data_writes: report.writes,
+            footprint_4k_bytes: report.footprint_pages * 4096,
+            program_references: report.references,
+            ..TraceFacts::default()
+        }
+    }
+
     /// References below the cache.
     pub fn references(&self) -> u64 {
         self.instruction_reads + self.data_reads + self.data_writes
@@ -92,6 +109,28 @@ pub struct SimulatedRun {
     /// Energy in all, if the experiment is about it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub energy_joules: Option<f64>,
+}
+
+impl SimulatedRun {
+    /// The run that `report` is of. Counts are those of all tiers.
+    /// * `memory_percent`: DRAM, of the footprint.
+    pub fn of(trace: String, memory_percent: f64, report: &SimReport) -> SimulatedRun {
+        let sum = |of: fn(&TierOutcome) -> u64| report.tiers.iter().map(of).sum();
+        SimulatedRun {
+            trace,
+            page_bytes: report.setting.page_bytes,
+            memory_percent,
+            memory_pages: report.memory_pages,
+            reclaim: report.setting.reclaim.clone(),
+            prefetch: report.setting.prefetch.clone(),
+            tier: report.setting.tiers.join(" > "),
+            faults: report.swap_ins,
+            pages_read: sum(|tier| tier.pages_read),
+            pages_written: sum(|tier| tier.pages_written),
+            elapsed_seconds: report.elapsed_seconds,
+            energy_joules: None,
+        }
+    }
 }
 
 /// One claim: the paper's figure, the bound, our figure.

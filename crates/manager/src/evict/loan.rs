@@ -7,8 +7,8 @@ use std::time::Duration;
 /// Pages of a step. Steps are made every millisecond or so.
 const STEP: u64 = 16;
 
-/// Up to this part of the limit every step is made, then one in [`RARE`] until no page has left for
-/// [`LONG`].
+/// Up to this part of the limit every step is made. Beyond it, one is made in [`RARE`], until fewer
+/// pages than a step have left in [`LONG`].
 const FREE_PART: u64 = 128;
 const RARE: Duration = Duration::from_millis(25);
 const LONG: Duration = Duration::from_millis(500);

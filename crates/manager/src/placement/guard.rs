@@ -183,9 +183,9 @@ impl Guard<'_> {
         }
     }
 
-    /// Whether a thread waited for a CPU at the last look.
+    /// Whether a thread that is needed first waited for a CPU at the last look.
     fn some_wait(&self) -> bool {
-        let mut wards = self.wards.iter();
+        let mut wards = self.wards.iter().filter(|ward| ward.is_first);
         wards.any(|ward| ward.thread.waits_since.is_some())
     }
 
