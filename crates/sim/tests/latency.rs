@@ -201,3 +201,40 @@ fn clients_that_come_and_go_share_one_budget_by_bounds_and_curves() {
     assert!(shared(0).mean_limit_bytes < 10 * MIB);
     assert_eq!(shared(4).mean_limit_bytes, 10 * MIB);
 }
+
+/// A client whose last second has no fault has its memory to its own end: one that comes meanwhile
+/// gets half of it all, and not everything.
+#[test]
+fn a_client_has_its_memory_until_its_own_end() {
+    let part = |client: u64, pages: u64, refs: u64| {
+        format!("uniform:writes=0,pages={pages},refs={refs},client={client},seed={client}")
+    };
+    // 500 pages fit into 5 MiB: after the first uses, the first client finds all it uses.
+    let trace = open(&[part(0, 500, 100_000), part(1, 6000, 10_000)].join("+")).expect("a trace");
+    let streams = streams_of(&trace, 4096).expect("pages");
+    let terms = |comes: u64| Terms {
+        weight: 1,
+        least: Bytes(MIB),
+        most: Bytes(64 * MIB),
+        bound: None,
+        comes: Nanos(comes),
+        reference_time: Nanos(100_000),
+    };
+    let setup = Setup {
+        memory: Memory::Bytes(Bytes(10 * MIB)),
+        tiers: vec!["sata-ssd".parse().expect("a tier")],
+        room: SimRoom::Ahead,
+        initial: Initial::Stored,
+        sharing: Some(Sharing {
+            terms: vec![terms(0), terms(3_000_000_000)],
+            by_curves: false,
+            every: Nanos(1_000_000_000),
+        }),
+        ..Setup::default()
+    };
+    let report = simulate(&streams, &setup, &mut |_| ()).expect("a simulation");
+    let seconds = |client: usize| report.clients[client].elapsed_seconds;
+    assert!(seconds(0) > 10.0 && seconds(1) < 5.0, "{report:?}");
+    let of = report.clients[1].shared.as_ref().expect("shared");
+    assert_eq!(of.mean_limit_bytes, 5 * MIB);
+}
