@@ -59,3 +59,37 @@ impl Curves {
         self.kept.is_empty()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use undercroft_base::Bytes;
+
+    use super::*;
+
+    fn stall_of(curves: &Curves) -> Option<f64> {
+        curves.mean().first().map(|point| point.stall)
+    }
+
+    fn note(curves: &mut Curves, stall: f64, seconds: f64, now: u64) {
+        let limit = Bytes(1 << 20);
+        let points = vec![Waits { limit, stall }];
+        curves.note(points, seconds, Nanos(now * 1_000_000_000));
+    }
+
+    #[test]
+    fn a_curve_that_goes_on_takes_its_own_place_and_the_last_four_count() {
+        let mut curves = Curves::default();
+        note(&mut curves, 9.0, 4.9, 5);
+        note(&mut curves, f64::NAN, f64::NAN, 5);
+        assert!(curves.is_empty(), "too short, or no number");
+        note(&mut curves, 1.0, 6.0, 10);
+        note(&mut curves, 3.0, 12.0, 16);
+        assert_eq!(stall_of(&curves), Some(3.0), "both began at 4");
+        for (stall, now) in [(5.0, 30), (5.0, 40), (5.0, 50)] {
+            note(&mut curves, stall, 6.0, now);
+        }
+        assert_eq!(stall_of(&curves), Some(4.5));
+        note(&mut curves, 5.0, 6.0, 60);
+        assert_eq!(stall_of(&curves), Some(5.0), "the oldest no longer counts");
+    }
+}

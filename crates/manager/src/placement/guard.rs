@@ -327,6 +327,46 @@ mod tests {
     }
 
     #[test]
+    fn threads_for_faults_reclaim_and_control_are_needed_first() {
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let ended = std::sync::Arc::new(std::sync::Mutex::new(ended));
+        let (tell, told) = std::sync::mpsc::channel();
+        let mut threads = Vec::new();
+        for name in ["uc-fault-0", "uc-evict", "uc-access"] {
+            let (tell, ended) = (tell.clone(), ended.clone());
+            let thread = std::thread::Builder::new().name(name.into());
+            let body = move || {
+                let _ = tell.send((name, process::thread_id()));
+                let _ = ended.lock().map(|ended| ended.recv());
+            };
+            threads.push(thread.spawn(body).expect("a thread"));
+        }
+        let ids: Vec<(&str, u32)> = told.iter().take(threads.len()).collect();
+        let id = |of: &str| ids.iter().find(|(name, _)| *name == of).expect("it runs").1;
+        let placement = Placement::new(None);
+        placement.set_evictor(id("uc-evict"));
+        let mut guard = Guard {
+            placement: &placement,
+            wards: Vec::new(),
+            left: Vec::new(),
+            bound: None,
+        };
+        guard.list();
+        let is_first = |tid: u32| {
+            let mut wards = guard.wards.iter();
+            let ward = wards.find(|ward| ward.thread.tid == tid);
+            ward.expect("it is listed").is_first
+        };
+        assert!(is_first(id("uc-fault-0")) && is_first(id("uc-evict")));
+        assert!(is_first(std::process::id()), "control");
+        assert!(!is_first(id("uc-access")));
+        drop(end);
+        threads
+            .into_iter()
+            .for_each(|thread| thread.join().expect("it only waits"));
+    }
+
+    #[test]
     fn only_a_thread_that_could_run_and_does_not_lacks_a_cpu() {
         let (end, ended) = std::sync::mpsc::channel::<()>();
         let (tell, told) = std::sync::mpsc::channel();
