@@ -68,7 +68,7 @@ pub fn say(line: &str) {
 
 static TURN: RwLock<()> = RwLock::new(());
 
-/// Runs a test of a file by itself: it measures.
+/// Runs a test by itself: it measures. Each test in `tests/live` takes a turn, this or `beside_others`.
 pub fn one_at_a_time() -> RwLockWriteGuard<'static, ()> {
     TURN.write().unwrap_or_else(PoisonError::into_inner)
 }
@@ -90,7 +90,7 @@ impl Drop for Beside {
     }
 }
 
-/// Runs a test beside one other of its file, but beside none that measures. It checks what the
+/// Runs a test beside one other, but beside none that measures. It checks what the
 /// program reads and what the report counts, never how long something takes.
 pub fn beside_others() -> Beside {
     let turn = TURN.read().unwrap_or_else(PoisonError::into_inner);

@@ -1,5 +1,5 @@
 //! The sample, the bounds, and what a mini counts. How near the curve comes to replays at each
-//! limit: `sim/tests/mrc.rs`.
+//! limit: `sim/tests/simulator/mrc.rs`.
 
 use super::*;
 use crate::place::{LatencyClass, TierState};

@@ -7,7 +7,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use undercroft_resp::cluster::{Certificates, Cluster};
-use undercroft_tests::{Job, MIB, Outcome, Running, build, find, plain_only, say, setting, skip};
+use undercroft_tests::{
+    Job, MIB, Outcome, Running, build, find, one_at_a_time, plain_only, say, setting, skip,
+};
 
 /// Longest touch of a page while a master dies.
 const LONGEST_US: f64 = 100_000.0;
@@ -16,6 +18,7 @@ const LONGEST_US: f64 = 100_000.0;
 #[test]
 fn remote_under_a_real_program() {
     let name = "remote_under_a_real_program";
+    let _turn = one_at_a_time();
     if plain_only() {
         return skip(name, "a plain run has no tiers");
     }

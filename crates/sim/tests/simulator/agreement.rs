@@ -137,7 +137,7 @@ fn nothing_misses_less_than_belady_and_random_is_worse_on_a_skewed_trace() {
 /// insertion.
 #[test]
 fn clock_and_lru_miss_as_libcachesims_do() {
-    let counted = include_str!("data/libcachesim.txt");
+    let counted = include_str!("../data/libcachesim.txt");
     let mut traces: HashMap<&str, Vec<u64>> = HashMap::new();
     let mut rows = 0;
     for line in counted.lines().filter(|line| !line.starts_with('#')) {

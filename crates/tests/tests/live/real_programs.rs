@@ -197,7 +197,7 @@ fn jvm_program_is_identical() {
     };
     let folder = tempfile::tempdir().expect("a scratch folder");
     let source = folder.path().join("Churn.java");
-    std::fs::write(&source, include_str!("../programs/Churn.java")).expect("a source file");
+    std::fs::write(&source, include_str!("../../programs/Churn.java")).expect("a source file");
     for collector in ["-XX:+UseSerialGC", "-XX:+UseG1GC"] {
         let job = Job::new(&java)
             .args(["-Xms160m", "-Xmx160m", collector])
