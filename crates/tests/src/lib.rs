@@ -68,7 +68,8 @@ pub fn say(line: &str) {
 
 static TURN: RwLock<()> = RwLock::new(());
 
-/// Runs a test by itself: it measures. Each test in `tests/live` takes a turn, this or `beside_others`.
+/// Runs a test by itself: it measures. Each test in `tests/live` takes a turn, this one or that of
+/// `beside_others`.
 pub fn one_at_a_time() -> RwLockWriteGuard<'static, ()> {
     TURN.write().unwrap_or_else(PoisonError::into_inner)
 }

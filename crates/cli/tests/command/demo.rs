@@ -67,9 +67,9 @@ fn demo(name: &str, store: &str) {
         unlimited > 32 << 20,
         "the store holds 32 MiB of values: {unlimited}"
     );
-    // `crates/tests/tests/live/limits.rs` tests that the limit is kept to 2 %. Here: a run that exceeds
-    // it says so. (Seen on a machine with five times more work than CPUs: the store grew past the
-    // limit before it was managed, for 0.2 s.)
+    // That the limit is kept to 2 % is tested by `crates/tests/tests/live/limits.rs`. Here: a run
+    // that exceeds it says so. (Seen on a machine with five times more work than CPUs: the store
+    // grew past the limit before it was managed, for 0.2 s.)
     let limited = json["rows"][1]["dram_bytes_peak"].as_u64().expect("a size");
     let owned_up = json["rows"][1]["report"]["limit_exceeded"]["bytes_peak"]
         .as_u64()

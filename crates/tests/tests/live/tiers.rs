@@ -343,6 +343,38 @@ fn tiers_are_added_and_removed_under_a_program_that_uses_them() {
     }
 }
 
+/// Waits until `run` writes nothing to its first tier any more, which would mend the damage. Then
+/// damages a page in each MiB of it, and says how many. A page in memory needs no copy: one that is
+/// damaged is dropped, and the page is stored anew.
+fn damage_once_at_rest(run: &mut Running, path: &str) -> u64 {
+    let (mut before, mut same) = ((0, 0), 0);
+    run.until("the program and the tier to rest", 30, |run| {
+        let status = run.status()?;
+        let tier = &status["tiers"][0];
+        let held = tier["logical_bytes"].as_u64()?;
+        let faults = status["faults"]["total"].as_u64()?;
+        let now = (faults, tier["written_bytes"].as_u64()?);
+        same = if std::mem::replace(&mut before, now) == now {
+            same + 1
+        } else {
+            0
+        };
+        (held > 38 * MIB && same >= 5).then_some(())
+    });
+    let file = open_file(run.pid(), path).expect("the keeper has it open");
+    let file = std::fs::File::options()
+        .write(true)
+        .open(file)
+        .expect("root may");
+    let slabs = 1..61;
+    for slab in slabs.clone() {
+        let offset = slab * MIB + 8 * 4096;
+        std::os::unix::fs::FileExt::write_at(&file, &[0xee; 512], offset).expect("damage");
+    }
+    file.sync_all().expect("it is on the disk");
+    slabs.end - slabs.start
+}
+
 /// Pages that cannot be read keep a tier from being empty. The drain ends and names them, and the
 /// tier is not removed; the program lives, and reads them never.
 #[test]
@@ -362,34 +394,7 @@ fn a_drain_ends_with_the_pages_that_cannot_be_read() {
         .timeout(100)
         .start();
     let pid = run.pid();
-    // What is written later would mend the damage.
-    let (mut before, mut same) = ((0, 0), 0);
-    run.until("the program and the tier to rest", 30, |run| {
-        let status = run.status()?;
-        let tier = &status["tiers"][0];
-        let held = tier["logical_bytes"].as_u64()?;
-        let faults = status["faults"]["total"].as_u64()?;
-        let now = (faults, tier["written_bytes"].as_u64()?);
-        same = if std::mem::replace(&mut before, now) == now {
-            same + 1
-        } else {
-            0
-        };
-        (held > 38 * MIB && same >= 5).then_some(())
-    });
-    let file = open_file(pid, &at("old")).expect("the keeper has it open");
-    let file = std::fs::File::options()
-        .write(true)
-        .open(file)
-        .expect("root may");
-    // A page in memory needs no copy: one that is damaged is dropped, and the page is stored anew.
-    let slabs = 1..61;
-    let damaged = slabs.end - slabs.start;
-    for slab in slabs {
-        let offset = slab * MIB + 8 * 4096;
-        std::os::unix::fs::FileExt::write_at(&file, &[0xee; 512], offset).expect("damage");
-    }
-    file.sync_all().expect("it is on the disk");
+    let damaged = damage_once_at_rest(&mut run, &at("old"));
     let ended = change_tiers(pid, "drain", "1");
     assert_eq!(ended.code(), Some(1), "{ended}");
     let status = run.status().expect("the manager lives");
