@@ -1,13 +1,15 @@
-//! The project's own commands: `cargo xtask tidy` and `cargo xtask results`.
+//! The project's own commands: `cargo xtask test`, `tidy` and `results`.
 //!
-//! `cargo test --workspace` runs every check of `tidy` as a test of this crate.
+//! Every check of `tidy` is also a test of this crate.
 
 mod results;
+mod suite;
 mod tidy;
 
 use std::process::ExitCode;
 
-const USAGE: &str = "usage: cargo xtask tidy
+const USAGE: &str = "usage: cargo xtask test [--lints]          all tests; with --lints also Clippy, without warnings
+       cargo xtask tidy                      the rules of the tree
        cargo xtask results                   the figures of docs/results, as its table has them
        cargo xtask results add DIR [NAME]    takes a folder of `undercroft lab run` into docs/results";
 
@@ -15,6 +17,8 @@ fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let done = match words[..] {
+        ["test"] => suite::run(false),
+        ["test", "--lints"] => suite::run(true),
         ["tidy"] => tidy::run(),
         ["results"] => results::print(),
         ["results", "add", from] => results::add(from, None),

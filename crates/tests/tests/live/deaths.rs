@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use undercroft_tests::{
-    Job, MIB, Running, build, build_musl, mix, one_at_a_time, plain_only, say, setting, skip,
+    Job, MIB, Running, beside_others, build, build_musl, mix, plain_only, say, setting, skip,
 };
 
 const FOOTPRINT_MIB: u64 = 24;
@@ -145,7 +145,7 @@ fn kinds() -> Vec<&'static str> {
 
 /// Kills `victims` of as many runs as asked for, and prints the outcome.
 fn deaths(name: &str, victims: &[Role]) {
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     if plain_only() {
         return skip(name, "a plain run has no process to kill");
     }
@@ -201,7 +201,7 @@ const LOST_MAX: u64 = 2 * 64;
 /// A process goes away in the middle of its evictions, and a child shares its memory. The child
 /// reads its bytes, or SIGBUS for the pages that were lost with the process. It never reads zeros.
 fn shares_memory_of_a_process_that(goes: &str) {
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     let mut job = Job::new(build("sharers"))
         .args([goes, &FOOTPRINT_MIB.to_string(), &SHARED.to_string()])
         .timeout(180);
@@ -239,7 +239,7 @@ fn a_process_that_shares_memory_reads_no_zeros_after_the_other_is_killed() {
 #[test]
 fn keeper_manager_and_holder_killed_leave_an_announced_process_waiting() {
     let name = "keeper, manager and holder killed";
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     if plain_only() {
         return skip(name, "a plain run has no process to kill");
     }

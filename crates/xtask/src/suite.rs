@@ -1,0 +1,286 @@
+//! `cargo xtask test`: builds everything and runs all tests, those that only compute beside the
+//! others.
+//!
+//! Tests of running programs wait for devices, for signals and for each other. What only computes
+//! takes the time that is left: it has the idle class, so the others hardly notice it.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::tidy::root;
+
+/// Packages whose tests start no program and measure no time.
+const COMPUTE: [&str; 9] = [
+    "undercroft-sim",
+    "undercroft-policy",
+    "undercroft-engine",
+    "undercroft-model",
+    "undercroft-device",
+    "undercroft-qos",
+    "undercroft-trace",
+    "undercroft-wire",
+    "xtask",
+];
+
+/// Parts that the summary names: those that took longest.
+const NAMED: usize = 12;
+
+/// A process of the suite.
+struct Part {
+    name: String,
+    program: PathBuf,
+    arguments: Vec<&'static str>,
+    folder: PathBuf,
+}
+
+/// How a part ended.
+struct Ended {
+    name: String,
+    took: Duration,
+    passed: bool,
+}
+
+/// The processes that run beside the others.
+#[derive(Default)]
+struct Beside {
+    /// The one that runs now. Zero: none.
+    pid: AtomicU32,
+    /// Nothing else runs any more, so they need not stand back.
+    alone: AtomicBool,
+}
+
+/// Builds everything and runs all tests; with `lints` also Clippy, where a warning is an error.
+/// Prints as it goes. Returns what took longest.
+///
+/// Errors: what failed, by name. Every part runs, also after a failure.
+pub(crate) fn run(lints: bool) -> Result<String, String> {
+    let release = cargo("the release build", &["build", "--release", "--locked"]);
+    if !release.run().passed {
+        return Err(format!("{} failed", release.name));
+    }
+    let (compute, programs): (Vec<_>, Vec<_>) = tests()?
+        .into_iter()
+        .partition(|(package, _)| COMPUTE.contains(&package.as_str()));
+    let mut quiet: Vec<Part> = compute.into_iter().map(|(_, part)| part).collect();
+    if lints {
+        let words = "clippy --workspace --all-targets --locked -- -D warnings";
+        quiet.insert(0, cargo("clippy", &words.split(' ').collect::<Vec<_>>()));
+    }
+    let beside = Beside::default();
+    let mut ended: Vec<Ended> = thread::scope(|scope| {
+        let others = scope.spawn(|| quiet.iter().map(|part| beside.run(part)).collect());
+        let mut ended: Vec<Ended> = programs.iter().map(|(_, part)| part.run()).collect();
+        beside.alone.store(true, Ordering::SeqCst);
+        while !others.is_finished() {
+            beside.raise();
+            thread::sleep(Duration::from_millis(200));
+        }
+        let others: Vec<Ended> = others.join().expect("it ends with its parts");
+        ended.extend(others);
+        ended
+    });
+    let words = ["test", "--workspace", "--locked", "--doc", "--quiet"];
+    ended.push(cargo("examples in the documentation", &words).run());
+    summary(ended)
+}
+
+fn summary(mut ended: Vec<Ended>) -> Result<String, String> {
+    let failed: Vec<&str> = ended
+        .iter()
+        .filter(|part| !part.passed)
+        .map(|part| part.name.as_str())
+        .collect();
+    if !failed.is_empty() {
+        return Err(format!("xtask: failed: {}", failed.join(", ")));
+    }
+    ended.sort_by_key(|part| std::cmp::Reverse(part.took));
+    let mut text = String::from("xtask: all passed; seconds of the longest:\n");
+    for part in ended.iter().take(NAMED) {
+        text.push_str(&format!("{:>6}  {}\n", part.took.as_secs(), part.name));
+    }
+    Ok(text)
+}
+
+/// Builds the tests. Returns each with its package, in the order of their names.
+fn tests() -> Result<Vec<(String, Part)>, String> {
+    let build = cargo(
+        "the build of the tests",
+        &[
+            "test",
+            "--workspace",
+            "--locked",
+            "--no-run",
+            "--message-format=json-render-diagnostics",
+        ],
+    );
+    let output = build
+        .command()
+        .stderr(Stdio::inherit())
+        .output()
+        .map_err(|error| format!("{}: {error}", build.name))?;
+    if !output.status.success() {
+        return Err(format!("{} failed", build.name));
+    }
+    let text = String::from_utf8_lossy(&output.stdout);
+    let mut found: Vec<_> = text.lines().filter_map(test).collect();
+    found.sort_by(|a, b| a.1.name.cmp(&b.1.name));
+    Ok(found)
+}
+
+/// The package and the part of a message of cargo, if it is of a test that can run.
+fn test(message: &str) -> Option<(String, Part)> {
+    let message: Value = serde_json::from_str(message).ok()?;
+    let program = PathBuf::from(message["executable"].as_str()?);
+    if message["profile"]["test"] != true {
+        return None;
+    }
+    let manifest = PathBuf::from(message["manifest_path"].as_str()?);
+    let folder = manifest.parent()?.to_owned();
+    let source = PathBuf::from(message["target"]["src_path"].as_str()?);
+    let name = source.strip_prefix(root()).ok()?.display().to_string();
+    let text = fs::read_to_string(&manifest).ok()?;
+    let package = text.split("name = \"").nth(1)?.split('"').next()?;
+    let part = Part {
+        name,
+        program,
+        arguments: Vec::new(),
+        folder,
+    };
+    Some((package.to_owned(), part))
+}
+
+fn cargo(name: &str, arguments: &[&'static str]) -> Part {
+    Part {
+        name: name.to_owned(),
+        program: std::env::var_os("CARGO").map_or("cargo".into(), PathBuf::from),
+        arguments: arguments.to_vec(),
+        folder: root(),
+    }
+}
+
+impl Part {
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command.args(&self.arguments);
+        self.prepare(command)
+    }
+
+    /// The same in the idle class, where there is a command for that.
+    fn idle(&self) -> Command {
+        let mut command = Command::new("chrt");
+        command.args(["--idle", "0"]).arg(&self.program);
+        command.args(&self.arguments);
+        self.prepare(command)
+    }
+
+    fn prepare(&self, mut command: Command) -> Command {
+        command.current_dir(&self.folder).stdin(Stdio::null());
+        command.env("CARGO_MANIFEST_DIR", &self.folder);
+        command
+    }
+
+    /// Runs it; what it prints is seen at once.
+    fn run(&self) -> Ended {
+        println!("     Running {}", self.name);
+        let began = Instant::now();
+        let status = self.command().status();
+        if let Err(error) = &status {
+            println!("xtask: {}: {error}", self.program.display());
+        }
+        Ended {
+            name: self.name.clone(),
+            took: began.elapsed(),
+            passed: status.is_ok_and(|status| status.success()),
+        }
+    }
+}
+
+impl Beside {
+    /// Runs `part` beside others. Of what it prints, only what was skipped is seen, or everything
+    /// if it failed.
+    fn run(&self, part: &Part) -> Ended {
+        let began = Instant::now();
+        let output = self.output(part);
+        self.pid.store(0, Ordering::SeqCst);
+        let passed = output.as_ref().is_ok_and(|output| output.status.success());
+        let text = match output {
+            Ok(output) => String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into(),
+            Err(error) => format!("xtask: {}: {error}\n", part.program.display()),
+        };
+        let seen: String = text
+            .split_inclusive('\n')
+            .filter(|line| !passed || line.contains("SKIPPED:"))
+            .collect();
+        let (took, word) = (began.elapsed(), if passed { "ok" } else { "FAILED" });
+        println!(
+            "      Beside {}: {word} in {} s\n{seen}",
+            part.name,
+            took.as_secs()
+        );
+        Ended {
+            name: part.name.clone(),
+            took,
+            passed,
+        }
+    }
+
+    fn output(&self, part: &Part) -> std::io::Result<Output> {
+        let start = |mut command: Command| {
+            command
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+        };
+        let child = if self.alone.load(Ordering::SeqCst) {
+            start(part.command())?
+        } else {
+            start(part.idle()).or_else(|_| start(part.command()))?
+        };
+        self.pid.store(child.id(), Ordering::SeqCst);
+        child.wait_with_output()
+    }
+
+    /// Gives what runs now, with all that it started, the class of other programs.
+    fn raise(&self) {
+        let first = self.pid.load(Ordering::SeqCst);
+        if first == 0 {
+            return;
+        }
+        let all = parents();
+        let mut family = vec![first];
+        let mut at = 0;
+        while at < family.len() {
+            let children = all.iter().filter(|(_, parent)| *parent == family[at]);
+            let children: Vec<u32> = children.map(|(pid, _)| *pid).collect();
+            family.extend(children);
+            at += 1;
+        }
+        for pid in family {
+            // It may have ended.
+            let _ = Command::new("chrt")
+                .args(["--all-tasks", "--other", "--pid", "0"])
+                .arg(pid.to_string())
+                .output();
+        }
+    }
+}
+
+/// Each process with its parent.
+fn parents() -> Vec<(u32, u32)> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let parent = |pid: u32| -> Option<(u32, u32)> {
+        let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        let parent = text.rsplit(')').next()?.split_whitespace().nth(1)?;
+        Some((pid, parent.parse().ok()?))
+    };
+    entries
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .filter_map(parent)
+        .collect()
+}
