@@ -326,6 +326,32 @@ impl RunTime {
     }
 }
 
+/// An open `/proc/loadavg`.
+#[derive(Debug)]
+pub struct Running(File);
+
+impl Running {
+    /// Errors: there is no such file here.
+    pub fn open() -> io::Result<Running> {
+        Ok(Running(File::open("/proc/loadavg")?))
+    }
+
+    /// Threads of the machine that run or could run, the reader too. A thread that the kernel holds
+    /// back for its group's share of CPU time is not among them. `None`: the file says nothing. Some
+    /// us: it sums over the CPUs.
+    pub fn read(&self) -> Option<u32> {
+        let mut buffer = [0u8; 128];
+        let got = self.0.read_at(&mut buffer, 0).ok()?;
+        running_of(std::str::from_utf8(&buffer[..got]).ok()?)
+    }
+}
+
+/// The fourth field of `/proc/loadavg` up to its slash.
+pub(crate) fn running_of(text: &str) -> Option<u32> {
+    let (running, _) = text.split_ascii_whitespace().nth(3)?.split_once('/')?;
+    running.parse().ok()
+}
+
 /// The state letter of a process (`Z` for a zombie).
 pub fn process_state(pid: u32) -> Option<char> {
     let text = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
@@ -443,6 +469,15 @@ mod tests {
         assert!(thread_cpu(pid).is_some());
         let (state, cpu) = ThreadStat::open(pid).unwrap().read().unwrap();
         assert!("RSD".contains(state) && cpu < 4096);
+        assert!(Running::open().unwrap().read().unwrap() >= 1, "this thread");
+        for (text, running) in [
+            ("0.20 1.77 3.02 2/312 4711\n", Some(2)),
+            ("0.20 1.77 3.02 2", None),
+            ("0.20 1.77 3.02 -1/312 4711", None),
+            ("", None),
+        ] {
+            assert_eq!(running_of(text), running, "{text}");
+        }
         let this = crate::process::thread_id();
         let before = RunTime::open(this).unwrap().read().unwrap();
         let ran = crate::process::thread_run_time(this).unwrap();

@@ -5,8 +5,9 @@
 //! the evictor, and for any thread that is interrupted while it holds a lock.
 //!
 //! A look costs one clock reading for each thread of the manager. A thread that has not run since
-//! the last look also costs a read of its `stat`. Nothing is added to the fault path. The guard
-//! takes no lock, because a thread without a CPU may hold it.
+//! the last look also costs a read of its `stat`. In calm runs a look first asks whether any other
+//! thread of the machine could run. Nothing is added to the fault path. The guard takes no lock,
+//! because a thread without a CPU may hold it.
 //!
 //! Limit: the threads keep their ordinary priority. If real-time threads spin on all CPUs, only the
 //! kernel can help, and it gives ordinary threads some time of each second. A thread that was made
@@ -15,7 +16,7 @@
 use std::time::{Duration, Instant};
 
 use undercroft_sys::process;
-use undercroft_sys::procfs::{self, RunTime, ThreadStat};
+use undercroft_sys::procfs::{self, RunTime, Running, ThreadStat};
 
 use super::{FAULT_THREAD, Placement};
 use crate::signals::Signals;
@@ -91,6 +92,8 @@ struct Guard<'a> {
     left: Vec<Left>,
     /// The client thread that is bound to a CPU.
     bound: Option<(Watched, RunTime)>,
+    /// How many threads of the machine could run, where the kernel says so.
+    running: Option<Running>,
 }
 
 /// Body of a thread: it watches the others until the run ends.
@@ -102,6 +105,7 @@ pub(crate) fn run(placement: &Placement, signals: &Signals) {
         wards: Vec::new(),
         left: Vec::new(),
         bound: None,
+        running: Running::open().ok(),
     };
     let mut list_at = Instant::now();
     while !signals.stopped() {
@@ -115,7 +119,9 @@ pub(crate) fn run(placement: &Placement, signals: &Signals) {
         guard.free_bound(now);
         std::thread::sleep(if busy { TICK } else { CALM_TICK });
         while signals.is_calm() && !guard.leaves_some() && !signals.stopped() {
-            guard.move_starved(Instant::now(), |ward| ward.is_first);
+            if !guard.none_could_run() {
+                guard.move_starved(Instant::now(), |ward| ward.is_first);
+            }
             let tick = if guard.some_wait() { TICK } else { LONG_TICK };
             std::thread::sleep(tick);
         }
@@ -165,6 +171,18 @@ impl Guard<'_> {
             true
         });
         busy
+    }
+
+    /// Whether this thread is the only one of the machine that could run. Then none waits for a
+    /// CPU, and that is noted.
+    fn none_could_run(&mut self) -> bool {
+        let running = self.running.as_ref().and_then(Running::read);
+        let none = running.is_some_and(|running| running <= 1);
+        if none {
+            let wards = self.wards.iter_mut();
+            wards.for_each(|ward| ward.thread.waits_since = None);
+        }
+        none
     }
 
     /// Frees the bound client thread if it waits too long: another CPU may have time for it.
@@ -350,7 +368,9 @@ mod tests {
             wards: Vec::new(),
             left: Vec::new(),
             bound: None,
+            running: None,
         };
+        assert!(!guard.none_could_run(), "nothing is known");
         guard.list();
         let is_first = |tid: u32| {
             let mut wards = guard.wards.iter();
