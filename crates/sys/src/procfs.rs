@@ -337,8 +337,8 @@ impl Running {
     }
 
     /// Threads of the machine that run or could run, the reader too. A thread that the kernel holds
-    /// back for its group's share of CPU time is not among them. `None`: the file says nothing. Some
-    /// us: it sums over the CPUs.
+    /// back for its group's share of CPU time is not among them. `None`: the file says nothing.
+    /// About 1 us, and more on many CPUs: the kernel sums over them.
     pub fn read(&self) -> Option<u32> {
         let mut buffer = [0u8; 128];
         let got = self.0.read_at(&mut buffer, 0).ok()?;
