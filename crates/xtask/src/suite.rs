@@ -284,3 +284,72 @@ fn parents() -> Vec<(u32, u32)> {
         .filter_map(parent)
         .collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &'static str) -> Part {
+        Part {
+            name: script.to_owned(),
+            program: "/bin/sh".into(),
+            arguments: vec!["-c", script],
+            folder: root(),
+        }
+    }
+
+    #[test]
+    fn a_failure_is_named_and_every_part_runs() {
+        let ended = [shell("exit 0"), shell("exit 3"), shell("kill $$")].map(|part| part.run());
+        assert_eq!(
+            ended.each_ref().map(|part| part.passed),
+            [true, false, false]
+        );
+        let failed = summary(ended.into()).expect_err("two failed");
+        assert_eq!(failed, "xtask: failed: exit 3, kill $$");
+    }
+
+    #[test]
+    fn what_runs_beside_is_raised_with_what_it_started() {
+        let beside = Beside::default();
+        // The 41st field is the class: 5 is idle.
+        let script = "until [ $(awk '{print $41}' /proc/self/stat) = 0 ]; do sleep 0.01; done";
+        let part = shell(script);
+        let ended = thread::scope(|scope| {
+            let one = scope.spawn(|| beside.run(&part));
+            let began = Instant::now();
+            while !one.is_finished() && began.elapsed() < Duration::from_secs(20) {
+                thread::sleep(Duration::from_millis(50));
+                beside.raise();
+            }
+            one.join().expect("it ends")
+        });
+        assert!(ended.passed, "its children had another class");
+    }
+
+    #[test]
+    fn tests_are_found_in_what_cargo_says() {
+        let manifest = root().join("crates/xtask/Cargo.toml").display().to_string();
+        let source = root()
+            .join("crates/xtask/src/main.rs")
+            .display()
+            .to_string();
+        let message = |test: bool| {
+            serde_json::json!({
+                "executable": "/there/xtask-1",
+                "profile": { "test": test },
+                "manifest_path": manifest,
+                "target": { "src_path": source },
+            })
+            .to_string()
+        };
+        let (package, part) = test(&message(true)).expect("a test");
+        assert_eq!(
+            (package.as_str(), part.name.as_str()),
+            ("xtask", "crates/xtask/src/main.rs")
+        );
+        assert!(test(&message(false)).is_none());
+        assert!(test("{\"reason\":\"build-finished\"}").is_none());
+        assert!(test("no JSON").is_none());
+    }
+}
