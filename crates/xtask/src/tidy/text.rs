@@ -1,6 +1,8 @@
 //! How files look: first line, length, width of comments and of Markdown. And phrases that texts do
 //! without.
 
+use std::sync::LazyLock;
+
 use super::tables::{COMMENT_WIDTH_MAX, FILE_LINES_MAX, PHRASES, TEXT_WIDTH_MAX};
 use super::tree::Tree;
 
@@ -68,17 +70,21 @@ pub(super) fn phrases(tree: &Tree) -> Vec<String> {
 }
 
 fn phrases_in(path: &str, lines: &[&str]) -> Vec<String> {
+    static SOUGHT: LazyLock<Vec<(String, &str, &str)>> = LazyLock::new(|| {
+        let sought = |(phrase, instead)| (format!(" {} ", plain(phrase)), phrase, instead);
+        PHRASES.iter().copied().map(sought).collect()
+    });
+    let words: Vec<String> = lines.iter().map(|line| plain(line)).collect();
     let mut wrong = Vec::new();
-    for (at, line) in lines.iter().enumerate() {
+    for (at, line) in words.iter().enumerate() {
         // The next line too: a phrase may be broken there.
-        let next = lines.get(at + 1).unwrap_or(&"");
-        let words = |text: &str| format!(" {} ", plain(text));
-        let (this, both) = (words(line), words(&format!("{line} {next}")));
-        let after = words(next);
-        for (phrase, instead) in PHRASES {
-            let is_in = |text: &str| text.contains(&words(phrase));
+        let next = words.get(at + 1).map_or("", String::as_str);
+        let (this, after) = (format!(" {line} "), format!(" {next} "));
+        let both = format!(" {line} {next} ");
+        for (phrase, name, instead) in SOUGHT.iter() {
+            let is_in = |text: &str| text.contains(phrase.as_str());
             if is_in(&this) || is_in(&both) && !is_in(&after) {
-                wrong.push(format!("{path}:{}: `{phrase}`: {instead}", at + 1));
+                wrong.push(format!("{path}:{}: `{name}`: {instead}", at + 1));
             }
         }
     }
