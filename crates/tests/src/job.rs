@@ -325,17 +325,27 @@ impl Running {
             }
             crate::say(&format!("TIMED OUT: {}\n{errors}", self.line));
         }
-        let status = self.ended;
+        let status = self.ended; // before it is ended because its time is up
         self.end_tree();
+        let outcome = self.outcome();
+        Outcome {
+            status,
+            errors: errors + &outcome.errors,
+            wall,
+            ..outcome
+        }
+    }
+
+    /// The outcome of a command that has ended. What it started may still run.
+    pub fn outcome(&self) -> Outcome {
         let read = |name: &str| fs::read(self.scratch.path().join(name)).unwrap_or_default();
-        errors.push_str(&String::from_utf8_lossy(&read("errors")));
         Outcome {
             line: self.line.clone(),
-            status,
+            status: self.ended,
             output: read("output"),
-            errors,
+            errors: String::from_utf8_lossy(&read("errors")).into_owned(),
             report: serde_json::from_slice(&read("report.json")).ok(),
-            wall,
+            wall: self.begin.elapsed(),
             anonymous_peak: self.anonymous_peak,
         }
     }

@@ -100,15 +100,15 @@ impl Held {
     }
 
     fn greet(hello: Hello) -> Result<Held, HeldError> {
-        let away = |error: io::Error| HeldError::Away(format!(": {error}"));
-        let stream = connect().ok_or_else(|| HeldError::Away(String::new()))?;
-        let mut lines = Lines::default();
-        send(&stream, &ToDaemon::Hello(hello.clone())).map_err(away)?;
-        let deadline = Instant::now() + ANSWER;
+        use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
         let ended = |error: io::Error| match error.kind() {
-            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => HeldError::Ended,
+            BrokenPipe | ConnectionReset | UnexpectedEof => HeldError::Ended,
             _ => HeldError::Away(format!(": {error}")),
         };
+        let stream = connect().ok_or_else(|| HeldError::Away(String::new()))?;
+        let mut lines = Lines::default();
+        send(&stream, &ToDaemon::Hello(hello.clone())).map_err(ended)?;
+        let deadline = Instant::now() + ANSWER;
         match receive(&stream, &mut lines, Some(deadline)).map_err(ended)? {
             ToKeeper::Granted(grant) => Ok(Held {
                 stream,

@@ -13,9 +13,10 @@ use undercroft_tests::{
 
 const MEMORY: u64 = 64 * MIB;
 
-struct Daemon {
-    child: Child,
-    folder: tempfile::TempDir,
+/// A daemon in a folder of its own, which is also its clients' directory.
+pub(crate) struct Daemon {
+    pub(crate) child: Child,
+    pub(crate) folder: tempfile::TempDir,
 }
 
 impl Daemon {
@@ -25,12 +26,19 @@ impl Daemon {
 
     /// * `before`: words before its command line.
     fn start_by(before: &[&str]) -> Daemon {
+        Daemon::start_with(before, |folder| {
+            format!(
+                "memory = \"64M\"\n[[tier]]\nspec = \"ram\"\n[[tier]]\n\
+                 spec = \"file:{folder},size=600M\"\ngrant = \"200M\"\n\
+                 [class.web]\nweight = 3\nmemory_min = \"16M\"\n"
+            )
+        })
+    }
+
+    /// * `config`: its configuration, by its folder.
+    pub(crate) fn start_with(before: &[&str], config: impl Fn(&str) -> String) -> Daemon {
         let folder = tempfile::tempdir().expect("a scratch folder");
-        let text = format!(
-            "memory = \"64M\"\n[[tier]]\nspec = \"ram\"\n[[tier]]\nspec = \"file:{},size=600M\"\n\
-             grant = \"200M\"\n[class.web]\nweight = 3\nmemory_min = \"16M\"\n",
-            folder.path().display()
-        );
+        let text = config(&folder.path().display().to_string());
         std::fs::write(folder.path().join("u.toml"), text).expect("a file");
         let child = Daemon::spawn(before, folder.path());
         let daemon = Daemon { child, folder };
@@ -55,7 +63,7 @@ impl Daemon {
     }
 
     /// Changes its configuration while it runs.
-    fn reload(&self, old: &str, new: &str) {
+    pub(crate) fn reload(&self, old: &str, new: &str) {
         let file = self.folder.path().join("u.toml");
         let text = std::fs::read_to_string(&file).expect("the configuration");
         assert!(text.contains(old), "{text}");
@@ -73,19 +81,19 @@ impl Daemon {
     }
 
     /// Kills it, and starts another one at once.
-    fn die_and_come_back(&mut self) {
+    pub(crate) fn die_and_come_back(&mut self) {
         self.child.kill().expect("our child");
         self.child.wait().expect("our child");
         self.child = Daemon::spawn(&[], self.folder.path());
         self.until_it_answers();
     }
 
-    fn ask(&self, words: &[&str]) -> undercroft_tests::Outcome {
+    pub(crate) fn ask(&self, words: &[&str]) -> undercroft_tests::Outcome {
         let job = Job::new(undercroft()).args(words);
         job.env("UNDERCROFT_DIR", self.folder.path()).run()
     }
 
-    fn status(&self) -> Option<serde_json::Value> {
+    pub(crate) fn status(&self) -> Option<serde_json::Value> {
         serde_json::from_str(&self.ask(&["daemon", "status", "--json"]).text()).ok()
     }
 

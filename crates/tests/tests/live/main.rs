@@ -19,6 +19,7 @@ mod real_time;
 mod remote;
 mod scale;
 mod servers;
+mod soak;
 mod takeover;
 mod tiers;
 mod transparency;
