@@ -16,7 +16,7 @@ use undercroft_base::Bytes;
 use undercroft_manager::grant::{Lines, SOCKET, ToDaemon, ToKeeper, line};
 use undercroft_manager::keeper::place::{PlaceError, directory};
 use undercroft_manager::keeper::status;
-use undercroft_sys::fdpass;
+use undercroft_sys::{fdpass, inherit};
 
 use crate::config::Config;
 use crate::members::{Members, Said};
@@ -50,6 +50,18 @@ pub enum ServeError {
         /// Its process, or a question mark.
         pid: String,
     },
+    /// The socket that this process was started with is not the one that runs look for.
+    #[error(
+        "cannot serve on the socket that was given: {why}\n  fix: have systemd listen on \
+         ListenStream={}, or start the daemon without a socket",
+        .expected.display()
+    )]
+    Given {
+        /// Where runs look for the daemon.
+        expected: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
     /// A system call failed.
     #[error("cannot serve: {0}")]
     System(#[from] io::Error),
@@ -70,10 +82,12 @@ pub fn serve(
     let (place, base) = directory()?;
     let _lock = lock(&place, &base)?;
     let path = place.join(SOCKET);
-    // It was left behind: this process has the lock.
-    let _ = std::fs::remove_file(&path);
-    let listener = UnixListener::bind(&path)?;
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
+    let given = given(&path)?;
+    let is_ours = given.is_none();
+    let listener = match given {
+        Some(listener) => listener,
+        None => own(&path)?,
+    };
     listener.set_nonblocking(true)?;
     let mut outcome = Ok(());
     // The runs of this user that a daemon gave memory to: they come back.
@@ -92,8 +106,49 @@ pub fn serve(
         config = next();
     }
     let _ = sd_notify::notify(&[NotifyState::Stopping]);
-    let _ = std::fs::remove_file(&path);
+    if is_ours {
+        let _ = std::fs::remove_file(&path);
+    }
     Ok(outcome?)
+}
+
+/// A socket at `path`.
+fn own(path: &Path) -> io::Result<UnixListener> {
+    // It was left behind: this process has the lock.
+    let _ = std::fs::remove_file(path);
+    let listener = UnixListener::bind(path)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+    Ok(listener)
+}
+
+/// The socket that systemd listens on for the daemon, if it started it so. It outlives the daemon:
+/// who calls while there is none waits for the next.
+///
+/// Errors: it is not one that listens at `path`.
+fn given(path: &Path) -> Result<Option<UnixListener>, ServeError> {
+    let wrong = |why: String| ServeError::Given {
+        expected: path.to_owned(),
+        why,
+    };
+    let mut numbers = sd_notify::listen_fds().map_err(|error| wrong(error.to_string()))?;
+    let Some(number) = numbers.next() else {
+        return Ok(None);
+    };
+    if numbers.next().is_some() {
+        return Err(wrong("there are several".to_owned()));
+    }
+    let socket = inherit::copy_of(number).map_err(|error| wrong(error.to_string()))?;
+    if !rustix::net::sockopt::socket_acceptconn(&socket).unwrap_or(false) {
+        return Err(wrong("it is no socket that listens".to_owned()));
+    }
+    let listener = UnixListener::from(socket);
+    let at = listener.local_addr().ok();
+    let at = at.as_ref().and_then(|at| at.as_pathname());
+    if at != Some(path) {
+        let at = at.map_or("no path".to_owned(), |at| at.display().to_string());
+        return Err(wrong(format!("it listens at {at}")));
+    }
+    Ok(Some(listener))
 }
 
 /// Locks the directory for one daemon.

@@ -2,7 +2,7 @@
 //! other process keeps a copy.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
@@ -36,6 +36,20 @@ impl Given {
             unsafe { libc::close(number) };
         }
     }
+}
+
+/// A descriptor for what `number` is open for, which no other process gets. For a descriptor that
+/// this process was started with and told the number of.
+///
+/// Errors: it is not open.
+pub fn copy_of(number: i32) -> io::Result<OwnedFd> {
+    // SAFETY: takes numbers only, and fails when the descriptor is not open.
+    let copy = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 3) };
+    if copy < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just made it for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(copy) })
 }
 
 fn is_kept_by_exec(number: i32) -> bool {

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use undercroft_tests::{
-    Job, MIB, Running, build, one_at_a_time, plain_only, say, skip, undercroft,
+    Job, MIB, Running, build, find, one_at_a_time, plain_only, say, skip, undercroft,
 };
 
 const MEMORY: u64 = 64 * MIB;
@@ -38,6 +38,14 @@ impl Daemon {
     /// * `config`: its configuration, by its folder.
     pub(crate) fn start_with(before: &[&str], config: impl Fn(&str) -> String) -> Daemon {
         let folder = tempfile::tempdir().expect("a scratch folder");
+        Daemon::start_in(folder, before, config)
+    }
+
+    fn start_in(
+        folder: tempfile::TempDir,
+        before: &[&str],
+        config: impl Fn(&str) -> String,
+    ) -> Daemon {
         let text = config(&folder.path().display().to_string());
         std::fs::write(folder.path().join("u.toml"), text).expect("a file");
         let child = Daemon::spawn(before, folder.path());
@@ -268,6 +276,69 @@ fn a_daemon_in_a_container_serves_programs_outside() {
         !daemon.folder.path().join("evidence").exists(),
         "a wrong byte"
     );
+}
+
+/// What systemd does with `packaging/undercroft.socket`: it listens, and starts the daemon anew
+/// half a second after each end.
+const LISTENS: &str = r#"
+import ctypes, os, socket, subprocess, sys, time
+at = socket.socket(socket.AF_UNIX); at.bind(sys.argv[1]); at.listen(64)
+os.dup2(at.fileno(), 3)
+def child():
+    ctypes.CDLL(None).prctl(1, 9)  # it is killed in the moment when its parent ends
+    os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS="1")
+while True:
+    subprocess.run(sys.argv[2:], pass_fds=[3], preexec_fn=child)
+    time.sleep(0.5)
+"#;
+
+/// A run that asks for its share while there is no daemon waits for the next one, if the socket
+/// outlives the daemon.
+#[test]
+fn a_run_waits_for_a_daemon_whose_socket_is_there() {
+    let name = "a_run_waits_for_a_daemon_whose_socket_is_there";
+    let _turn = one_at_a_time();
+    if plain_only() {
+        return skip(name, "a plain run has no daemon");
+    }
+    let Some(python) = find("python3") else {
+        return skip(name, "no python3; on Debian: apt-get install python3");
+    };
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let socket = folder.path().join("daemon.sock").display().to_string();
+    let python = python.display().to_string();
+    let daemon = Daemon::start_in(folder, &[&python, "-c", LISTENS, &socket], |_| {
+        "memory = \"64M\"\n".to_owned()
+    });
+    let job = Job::new("true").options(["--daemon"]);
+    let job = job.env("UNDERCROFT_DIR", daemon.folder.path());
+    for _ in 0..3 {
+        let status = daemon.status().expect("a status");
+        let pid = status["pid"].as_i64().expect("its process id");
+        let pid = rustix::process::Pid::from_raw(pid as i32).expect("an id");
+        rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("it lives");
+        job.run().expect(0);
+    }
+    let no_socket = "export LISTEN_PID=$$ LISTEN_FDS=1; exec \"$@\" 3</dev/null";
+    let refused = Job::new("sh")
+        .args(["-c", no_socket, "sh"])
+        .args([
+            undercroft().as_os_str(),
+            "daemon".as_ref(),
+            "--config".as_ref(),
+        ])
+        .arg(daemon.folder.path().join("u.toml"))
+        .env(
+            "UNDERCROFT_DIR",
+            tempfile::tempdir().expect("a folder").path(),
+        )
+        .run();
+    assert_eq!(refused.code(), Some(1), "{refused}");
+    assert!(
+        refused.errors.contains("no socket that listens"),
+        "{refused}"
+    );
+    assert!(refused.errors.contains("ListenStream="), "{refused}");
 }
 
 /// Whatever a peer sends, it is refused or ended, and the next one is served.
