@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 pub mod bound;
+pub mod kernel_swap;
 pub mod memory_trace;
 pub mod open;
 pub mod outcome;
@@ -17,6 +18,7 @@ pub mod storm;
 pub mod sweep;
 pub mod table;
 
+pub use kernel_swap::KernelSwap;
 pub use memory_trace::MemoryTrace;
 pub use outcome::SimReport;
 pub use page_stream::PageStream;

@@ -8,7 +8,7 @@ use undercroft_policy::mrc::Point;
 use undercroft_qos::{Monitor, StallControl};
 
 use crate::replay::tiers::ReplayTier;
-use crate::replay::{Replay, Spent};
+use crate::replay::{Replay, Spent, Wait};
 use crate::setup::{Setup, TierModel};
 use crate::sharing::SharedOutcome;
 
@@ -100,6 +100,9 @@ pub struct TierOutcome {
     pub worn_bytes: u64,
     /// Most bytes of pages held at once.
     pub logical_bytes_peak: u64,
+    /// Most slabs, of 256 neighbouring places, that had a page at once. Where each page has its own
+    /// place, a slab is 256 neighbouring pages.
+    pub slabs_peak: u64,
     /// Device time of reads and writes, summed over channels.
     pub busy_seconds: f64,
     /// Time reads waited for a channel.
@@ -151,6 +154,9 @@ pub struct ClientOutcome {
     /// What became of it under a shared budget; absent if there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shared: Option<SharedOutcome>,
+    /// The wait of each fault, in the order of its references; empty unless asked for.
+    #[serde(skip)]
+    pub waits: Vec<Wait>,
     /// What other limits would have cost, by the estimate of a live run; absent unless asked for.
     pub mrc: Option<Vec<CurvePoint>>,
 }
@@ -329,7 +335,10 @@ impl SimReport {
                 prefetch: setup.prefetch.clone(),
                 tiers: setup.tiers.iter().map(|tier| tier.text.clone()).collect(),
                 room: setup.room.to_string(),
-                placement: setup.placement.to_string(),
+                placement: match setup.kernel_swap {
+                    Some(kernel) => kernel.to_string(),
+                    None => setup.placement.to_string(),
+                },
             },
             references,
             writes: sum(&|c| c.stream.writes),
@@ -458,6 +467,7 @@ fn client_outcome(client: &crate::replay::Client<'_>, replay: &Replay<'_>) -> Cl
         fault_latency,
         latency_bound: replay.monitor(client.index).map(BoundOutcome::of),
         shared: replay.shared(client.index),
+        waits: client.waits.clone().unwrap_or_default(),
         mrc: client.curve().map(|curve| {
             let point = |point: &Point| CurvePoint {
                 memory_pages: point.limit.pages_floor().0,
@@ -498,6 +508,7 @@ fn tier_outcome(tier: &ReplayTier, seconds: f64, page_bytes: u64) -> TierOutcome
         written_bytes: done.written_bytes + pages(tier.counters.pages_written),
         worn_bytes: done.worn_bytes,
         logical_bytes_peak: tier.peak().0,
+        slabs_peak: tier.counters.slabs_peak,
         busy_seconds: busy,
         read_queued_seconds: done.read_queued.seconds(),
         interfered_reads: done.interfered,

@@ -10,6 +10,7 @@ use undercroft_policy::place::{LatencyClass, PlacementName};
 use undercroft_qos::{LatencyBound, StallMax};
 
 use crate::bound;
+use crate::kernel_swap::KernelSwap;
 use crate::sharing::Sharing;
 
 /// How much DRAM the clients have together.
@@ -431,6 +432,8 @@ pub struct Setup {
     pub prefetch: String,
     /// Placement policy.
     pub placement: PlacementName,
+    /// The kernel's choice of a swap device, in place of the placement policy.
+    pub kernel_swap: Option<KernelSwap>,
     /// Fastest first; at least one, at most [`TierId::MAX`].
     pub tiers: Vec<SimTier>,
     /// What pages hold at first.
@@ -451,6 +454,8 @@ pub struct Setup {
     pub stall: Vec<Option<StallMax>>,
     /// Estimate the miss-ratio curve, as in a live run.
     pub curve: bool,
+    /// Keep the wait of each fault: 16 bytes each.
+    pub waits: bool,
     /// Clients come and go under one budget; `None`: memory is divided once, by footprint.
     pub sharing: Option<Sharing>,
     /// For `random`.
@@ -491,6 +496,7 @@ impl Default for Setup {
             reclaim: "clock".to_owned(),
             prefetch: "none".to_owned(),
             placement: PlacementName::default(),
+            kernel_swap: None,
             tiers: vec![SimTier {
                 text: "pcm".to_owned(),
                 kind: kind("pcm").expect("a known profile"),
@@ -506,6 +512,7 @@ impl Default for Setup {
             latency: Latencies::default(),
             stall: Vec::new(),
             curve: false,
+            waits: false,
             sharing: None,
             seed: 1,
         }

@@ -11,24 +11,56 @@ use crate::results::{
 use undercroft_base::Nanos;
 use undercroft_sim::setup::{Memory, SimRoom};
 use undercroft_sim::sweep::streams_of;
-use undercroft_sim::{PageStream, Setup, SimReport, open, simulate};
+use undercroft_sim::{KernelSwap, PageStream, Setup, SimReport, open, simulate};
 
 /// The SSD of the paper, and a disk. A thousand pages may wait to be written.
 const SSD: &str = "ssd-2010,layout=log,queue=1024";
 const DISK: &str = "hdd-7200,layout=log,queue=1024";
 
+/// How pages are swapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Swap {
+    /// SSD-Swap: the SSD alone.
+    Ssd,
+    /// RAID-Swap: SSD and disk in turn, page by page.
+    Raid,
+    /// The same, and the work of HybridSwap beside it.
+    RaidBeside,
+    /// HybridSwap: SSD and disk by locality.
+    Hybrid,
+}
+
+impl Swap {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Swap::Ssd => "SSD",
+            Swap::Raid => "striped",
+            Swap::RaidBeside => "striped, with the work",
+            Swap::Hybrid => "SSD and disk",
+        }
+    }
+
+    fn kernel(self) -> Option<KernelSwap> {
+        match self {
+            Swap::Raid => Some(KernelSwap::Striped),
+            Swap::RaidBeside => Some(KernelSwap::StripedBesideLocality),
+            Swap::Ssd | Swap::Hybrid => None,
+        }
+    }
+}
+
 /// One program of the paper.
-struct Program {
-    name: &'static str,
+pub(super) struct Program {
+    pub(super) name: &'static str,
     /// The generated pattern, without its numbers.
     pattern: &'static str,
     /// Instances, each a client, as in the paper.
-    instances: u64,
+    pub(super) instances: u64,
     /// Pages of one, and how often each is used.
     pages: u64,
     uses: u64,
     /// Memory, in percent of the footprint: 1 GB of the paper's.
-    memory_percent: f64,
+    pub(super) memory_percent: f64,
     /// Time between two pages, from the paper's run time and pages written.
     reference: Nanos,
     /// Table 5.2: reduction of SSD writes; table 5.3: change of the run time; percent.
@@ -37,7 +69,7 @@ struct Program {
     paper_faults: Option<f64>,
 }
 
-const PROGRAMS: [Program; 4] = [
+pub(super) const PROGRAMS: [Program; 4] = [
     Program {
         name: "memcached",
         pattern: "objects:size=2000,theta=0.6,writes=0.5",
@@ -85,11 +117,11 @@ const PROGRAMS: [Program; 4] = [
 ];
 
 impl Program {
-    /// The trace of all instances.
-    fn spec(&self, small: bool) -> String {
-        let pages = self.pages / if small { 4 } else { 1 };
+    /// The trace of this many instances. * `divisor`: of the pages of each.
+    pub(super) fn spec(&self, instances: u64, divisor: u64) -> String {
+        let pages = self.pages / divisor;
         let refs = pages * self.uses;
-        let parts = (0..self.instances).map(|client| {
+        let parts = (0..instances).map(|client| {
             let seed = client + 1;
             format!(
                 "{},pages={pages},refs={refs},client={client},seed={seed}",
@@ -99,19 +131,25 @@ impl Program {
         parts.collect::<Vec<_>>().join("+")
     }
 
-    fn run(
+    /// * `percent`: memory, of the footprint.
+    pub(super) fn run(
         &self,
         streams: &[PageStream],
-        placement: &str,
-        tiers: &[&str],
+        swap: Swap,
+        percent: f64,
     ) -> anyhow::Result<SimReport> {
+        let (tiers, placement) = match swap {
+            Swap::Ssd => (&[SSD][..], "waterfall"),
+            _ => (&[SSD, DISK][..], "locality"),
+        };
         let tiers: Result<Vec<_>, _> = tiers.iter().map(|tier| tier.parse()).collect();
         let setup = Setup {
-            memory: Memory::Percent(self.memory_percent),
+            memory: Memory::Percent(percent),
             tiers: tiers?,
             reclaim: "active_inactive".to_owned(),
             prefetch: "readahead:8".to_owned(),
             placement: placement.parse()?,
+            kernel_swap: swap.kernel(),
             reference_time: self.reference,
             room: SimRoom::Ahead,
             ..Setup::default()
@@ -147,7 +185,8 @@ impl Pair {
     }
 }
 
-fn model() -> Vec<String> {
+/// The model, as all experiments of these programs have it.
+pub(super) fn model() -> Vec<String> {
     vec![
         "The programs are generated. memcached: sets of 2,000 pages (of queries that come together), \
          chosen by Zipf's law with 0.6, each used in order. Image: all pages in order, again and \
@@ -165,9 +204,7 @@ fn model() -> Vec<String> {
         "SSD alone: read-ahead of up to 8 pages, as Linux. SSD and disk: the same for pages that are \
          in no sequence, and sequences of up to 64."
             .to_owned(),
-        "Not modelled: RAID-Swap (both devices striped), garbage collection of the SSD, the disk's \
-         scheduler."
-            .to_owned(),
+        "Not modelled: garbage collection of the SSD, the disk's scheduler.".to_owned(),
     ]
 }
 
@@ -179,10 +216,11 @@ pub(super) fn table_5_2(lab: &Lab, results: &mut Results) -> anyhow::Result<()> 
     let mut pairs = Vec::new();
     for program in &PROGRAMS {
         progress(program.name);
-        let spec = program.spec(lab.options.small);
+        let spec = program.spec(program.instances, lab.pick(4, 1));
         let streams = streams_of(&open::open(&spec)?, 4096)?;
-        let ssd = program.run(&streams, "waterfall", &[SSD])?;
-        let hybrid = program.run(&streams, "locality", &[SSD, DISK])?;
+        let percent = program.memory_percent;
+        let ssd = program.run(&streams, Swap::Ssd, percent)?;
+        let hybrid = program.run(&streams, Swap::Hybrid, percent)?;
         let pair = Pair {
             program,
             spec,

@@ -6,6 +6,7 @@ mod clients;
 mod fio;
 mod first_touch;
 mod hybridswap;
+mod hybridswap_peers;
 mod hybridswap_stall;
 mod idle;
 mod metadata;
@@ -13,6 +14,7 @@ mod nvswap;
 mod patterns;
 mod pcm;
 mod programs;
+mod rapidswap;
 mod redis_benchmark;
 mod redis_server;
 mod redis_ycsb;
@@ -167,6 +169,34 @@ pub(crate) const EXPERIMENTS: &[(ExperimentInfo, Experiment)] = &[
     ),
     (
         ExperimentInfo {
+            name: "rapidswap-fig2",
+            about: "RapidSwap, figure 2, simulated: throughput of YCSB A to F in 50 to 80 % of memory",
+        },
+        rapidswap::fig2,
+    ),
+    (
+        ExperimentInfo {
+            name: "rapidswap-fig3",
+            about: "RapidSwap, figure 3, simulated: p99 of the queries of YCSB in 50 to 80 % of memory",
+        },
+        rapidswap::fig3,
+    ),
+    (
+        ExperimentInfo {
+            name: "rapidswap-table3",
+            about: "RapidSwap, table 3, simulated: most slabs on the fast device",
+        },
+        rapidswap::table3,
+    ),
+    (
+        ExperimentInfo {
+            name: "rapidswap-cost",
+            about: "RapidSwap, 4.3 and 4.4, simulated: cost of the hierarchy, performance by cost",
+        },
+        rapidswap::cost,
+    ),
+    (
+        ExperimentInfo {
             name: "hybridswap-table5.2",
             about: "HybridSwap, tables 5.2 and 5.3, simulated: an SSD with a disk beside the SSD alone",
         },
@@ -178,6 +208,27 @@ pub(crate) const EXPERIMENTS: &[(ExperimentInfo, Experiment)] = &[
             about: "HybridSwap, figure 5.9, simulated: bounds of the time that three programs wait",
         },
         hybridswap_stall::fig_5_9,
+    ),
+    (
+        ExperimentInfo {
+            name: "hybridswap-fig5.6",
+            about: "HybridSwap, figure 5.6, simulated: memcached by memory, beside two other ways to swap",
+        },
+        hybridswap_peers::fig_5_6,
+    ),
+    (
+        ExperimentInfo {
+            name: "hybridswap-fig5.8",
+            about: "HybridSwap, figure 5.8, simulated: faults and waits of 4 to 7 programs at once",
+        },
+        hybridswap_peers::fig_5_8,
+    ),
+    (
+        ExperimentInfo {
+            name: "hybridswap-fig5.10",
+            about: "HybridSwap, figure 5.10: processor time of its work, by the run time, simulated",
+        },
+        hybridswap_peers::fig_5_10,
     ),
     (
         ExperimentInfo {

@@ -52,3 +52,26 @@ fn a_disk_saves_writes_to_the_ssd_and_sequences_save_faults() {
     assert!(text.contains("**simulated**"));
     assert!(out.path().join("table5.2.svg").exists());
 }
+
+#[test]
+fn striped_pages_wait_for_the_disk_and_sequences_save_faults_beside_it() {
+    let (out, results) = run("hybridswap-fig5.8");
+    let found = results.simulated.as_ref().expect("simulated");
+    assert!(found.verdicts.iter().all(Verdict::recomputes));
+    let ours = |measure: &str| {
+        let named = |of: &&Verdict| of.measure.starts_with(measure);
+        found.verdicts.iter().find(named).expect(measure).ours
+    };
+    assert!(ours("7 instances: major faults, against the SSD") < -20.0);
+    assert!(ours("7 instances: waits for devices, against striped") < -43.0);
+    // Two ends of the axis, three ways to swap. Striped pages are on both devices alike.
+    let rows = &found.tables[0].rows;
+    assert_eq!((rows.len(), found.runs.len()), (6, 6));
+    let written = |at: usize| rows[4][at].parse::<f64>().expect("a number");
+    assert!(
+        (written(5) / written(6) - 1.0).abs() < 0.01,
+        "{:?}",
+        rows[4]
+    );
+    assert!(out.path().join("fig5.8.svg").exists());
+}

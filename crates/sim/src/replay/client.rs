@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use hdrhistogram::Histogram;
-use undercroft_base::{Bytes, CHUNK_PAGES, PAGE_BYTES, PageNo, SpaceId, VirtPage, VirtRange};
+use undercroft_base::{
+    Bytes, CHUNK_PAGES, Nanos, PAGE_BYTES, PageNo, SpaceId, VirtPage, VirtRange,
+};
 use undercroft_device::Time;
 use undercroft_engine::{Config, Engine, EvictItem, LoadPlan, Room, Stats, VecLedger};
 use undercroft_policy::mrc::{Curve, Tiers};
@@ -88,6 +90,16 @@ impl Spent {
     }
 }
 
+/// How long a client waited at one of its references, for everything: its page, what came along,
+/// and room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wait {
+    /// The reference, from 0.
+    pub reference: u64,
+    /// The time.
+    pub time: Nanos,
+}
+
 /// A client's counts besides its engine's.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Seen {
@@ -154,6 +166,8 @@ pub struct Client<'a> {
     pub locked: u64,
     /// Nanoseconds of each fault that read from a tier.
     pub latency: Histogram<u64>,
+    /// The wait of each fault, if they are kept.
+    pub waits: Option<Vec<Wait>>,
     /// How its time was spent.
     pub spent: Spent,
     /// Its stall bound, if it has one.
@@ -266,7 +280,10 @@ impl<'a> Client<'a> {
         let config = config_of(setup, frames);
         let chunks = stream.numbers as usize / CHUNK_PAGES as usize;
         let mut engine = Engine::new(VecLedger::new(chunks), reclaim, prefetch, config);
-        engine.set_place(setup.placement.make());
+        engine.set_place(match setup.kernel_swap {
+            Some(kernel) => kernel.make(),
+            None => setup.placement.make(),
+        });
         let space = add_pages(&mut engine, stream);
         let numbers = stream.numbers as usize;
         Ok(Client {
@@ -294,6 +311,7 @@ impl<'a> Client<'a> {
             leave_next: Vec::new(),
             locked: 0,
             latency: Histogram::new_with_bounds(1, LATENCY_NS_MAX, 3).expect("valid bounds"),
+            waits: setup.waits.then(Vec::new),
             spent: Spent::default(),
             stall: None,
             seen: Seen::default(),
@@ -468,6 +486,19 @@ impl<'a> Client<'a> {
         let shift = (stall.control).end_window(ratio, (1.0 - referenced / passed).max(0.0));
         (stall.began, stall.referenced) = (self.clock, self.spent.reference);
         self.engine.migrations().set_shift(shift);
+    }
+
+    /// Keeps the wait at a reference, if waits are kept. * `from`: the reference, and the time
+    /// before it was served.
+    #[inline]
+    pub(super) fn note_wait(&mut self, from: (u64, Time)) {
+        if let Some(waits) = &mut self.waits {
+            let time = Nanos((self.clock - from.1).0 / 1000);
+            let reference = from.0;
+            if time.0 > 0 {
+                waits.push(Wait { reference, time });
+            }
+        }
     }
 
     /// Adds the time of the references done, the current one included, to the clock.

@@ -82,8 +82,21 @@ impl Host {
         }
     }
 
+    /// As [`Host::serve`], and keeps the wait.
+    pub(super) fn serve_noted(
+        &mut self,
+        client: &mut Client<'_>,
+        no: PageNo,
+        write: bool,
+    ) -> Result<(), SetupError> {
+        let from = (client.at as u64, client.clock);
+        self.serve(client, no, write)?;
+        client.note_wait(from);
+        Ok(())
+    }
+
     /// Serves the reference at which a client stopped: loads its page, or waits for it.
-    pub(super) fn serve(
+    fn serve(
         &mut self,
         client: &mut Client<'_>,
         no: PageNo,

@@ -44,7 +44,7 @@ use crate::sharing::SharedOutcome;
 use crate::spaces::Spaces;
 
 use bound::Bounds;
-pub use client::{Client, Seen, Spent, Stop};
+pub use client::{Client, Seen, Spent, Stop, Wait};
 use host::Host;
 use sharing::Division;
 use tiers::ReplayTier;
@@ -204,7 +204,7 @@ impl<'a> Replay<'a> {
             let mut fault = client.fault.take();
             loop {
                 if let Some((no, write)) = fault.take() {
-                    host.serve(client, no, write)?;
+                    host.serve_noted(client, no, write)?;
                 }
                 match client.run(STRETCH) {
                     Stop::Fault(no, write) => {

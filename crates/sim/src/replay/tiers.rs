@@ -17,6 +17,8 @@ pub struct TierCounters {
     pub pages_written: u64,
     /// Most pages held at once.
     pub pages_peak: u64,
+    /// Most slabs, of 256 neighbouring slots, that had a page at once.
+    pub slabs_peak: u64,
     /// Writes to the slot written most.
     pub slot_writes_max: u32,
 }
@@ -31,6 +33,7 @@ pub struct ReplayTier {
     page_bytes: u64,
     pages_max: u64,
     held: u64,
+    slabs: Slabs,
     slots: Slots,
     homes: Option<Homes>,
     wear: Vec<u32>,
@@ -63,6 +66,7 @@ impl ReplayTier {
             page_bytes,
             pages_max: spec.size.map_or(u64::MAX, |size| size.0 / page_bytes),
             held: 0,
+            slabs: Slabs::default(),
             slots: Slots::in_slabs(is_disk),
             homes: homes.map(Homes::new),
             wear: Vec::new(),
@@ -117,23 +121,23 @@ impl ReplayTier {
     pub fn take(&mut self, home: u64, over: bool) -> Slot {
         self.held += 1;
         self.counters.pages_peak = self.counters.pages_peak.max(self.held);
-        match self.spec.kind {
+        let slot = match self.spec.kind {
             TierModel::Device {
                 layout: DeviceLayout::Log,
                 ..
-            } => Slot(self.slots.take()),
-            _ => Slot(
-                self.homes
-                    .as_mut()
-                    .map_or(home, |homes| homes.take(home, over)),
-            ),
-        }
+            } => self.slots.take(),
+            _ => (self.homes.as_mut()).map_or(home, |homes| homes.take(home, over)),
+        };
+        self.slabs.take(slot);
+        self.counters.slabs_peak = self.counters.slabs_peak.max(self.slabs.held);
+        Slot(slot)
     }
 
     /// The page is no longer here.
     pub fn free(&mut self, slot: Slot) {
         assert!(self.held > 0, "more pages left the tier than came");
         self.held -= 1;
+        self.slabs.free(slot.0);
         if let TierModel::Device {
             layout: DeviceLayout::Log,
             ..
@@ -201,6 +205,7 @@ impl ReplayTier {
     pub fn start(&mut self) {
         self.counters = TierCounters {
             pages_peak: self.held,
+            slabs_peak: self.slabs.held,
             ..TierCounters::default()
         };
         self.wear.fill(0);
@@ -217,6 +222,30 @@ impl ReplayTier {
 /// The engine's number of the tier at a place.
 pub fn tier_id(at: usize) -> TierId {
     TierId(at as u8)
+}
+
+/// Slabs that have pages.
+#[derive(Default)]
+struct Slabs {
+    pages: Vec<u32>,
+    held: u64,
+}
+
+impl Slabs {
+    fn take(&mut self, slot: u64) {
+        let slab = slot as usize / SLAB_PAGES;
+        if slab >= self.pages.len() {
+            self.pages.resize(slab + 1, 0);
+        }
+        self.held += u64::from(self.pages[slab] == 0);
+        self.pages[slab] += 1;
+    }
+
+    fn free(&mut self, slot: u64) {
+        let pages = &mut self.pages[slot as usize / SLAB_PAGES];
+        *pages -= 1;
+        self.held -= u64::from(*pages == 0);
+    }
 }
 
 /// Places that belong to pages, and more behind them for pages whose own place is taken.
@@ -251,7 +280,7 @@ impl Homes {
     }
 }
 
-/// Pages of a slab of a disk: 1 MiB of small ones, as in a live run.
+/// Pages of a slab: 1 MiB of small ones, as in a live run.
 const SLAB_PAGES: usize = 256;
 
 /// Places of a log: the next free one, cyclically. On a disk, slabs that are free as a whole are
