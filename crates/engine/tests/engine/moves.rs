@@ -5,7 +5,7 @@ use undercroft_base::{
     Bytes, PAGE_BYTES, PageCount, PageNo, PageState, Slot, SpaceId, TierId, VirtPage, VirtRange,
 };
 use undercroft_engine::{Config, DemoteItem, Engine, Mover, Outcome, Room, Taken, VecLedger};
-use undercroft_policy::place::{LatencyClass, SlabMove, TierState};
+use undercroft_policy::place::{LatencyClass, TierState};
 use undercroft_policy::reclaim::lru::Lru;
 
 const FAST: TierId = TierId(0);
@@ -77,27 +77,24 @@ fn a_copy_that_took_as_long_as_stamps_need_to_repeat_is_not_believed() {
 }
 
 #[test]
-fn a_slab_is_the_pages_of_its_numbers_that_are_in_its_tier() {
+fn a_group_is_moved_in_its_order_as_far_as_it_is_in_its_tier() {
     let (mut engine, space) = engine(300);
-    let slab = |first, from| SlabMove {
-        first: PageNo(first),
-        pages: PageCount(256),
-        from,
-        to: SLOW,
-    };
+    let group: Vec<PageNo> = (256..512).rev().map(PageNo).collect();
     let mut items = Vec::new();
-    engine.migrations().select_slab(slab(256, FAST), &mut items);
+    engine.migrations().select_group(FAST, &group, &mut items);
     let found: Vec<u64> = items.iter().map(|item| item.slot.0).collect();
-    assert_eq!(found, (256..300).collect::<Vec<_>>());
-    engine.migrations().demoted(items[0], SLOW, Slot(7));
+    assert_eq!(found, (256..300).rev().collect::<Vec<_>>());
+    engine.migrations().demoted(items[43], SLOW, Slot(7));
     assert_eq!(place(&engine, space, 256), (SLOW, Slot(7)));
     items.clear();
-    engine.migrations().select_slab(slab(256, SLOW), &mut items);
+    engine.migrations().select_group(SLOW, &group, &mut items);
     assert_eq!(items.len(), 1);
     items.clear();
-    let beyond = slab(1 << 20, FAST);
-    engine.migrations().select_slab(beyond, &mut items);
+    let beyond = [PageNo(1 << 20), PageNo(u32::MAX)];
+    engine.migrations().select_group(FAST, &beyond, &mut items);
     assert_eq!(items, []);
+    assert!(engine.migrations().is_above(FAST, SLOW));
+    assert!(!engine.migrations().is_above(SLOW, FAST));
 }
 
 /// A part after the other, as many as move together. A closed tier is offered no page.
