@@ -150,8 +150,10 @@ pub(crate) struct RunArgs {
 
     /// Policy that chooses the tier of a page, and how much DRAM compressed pages may take:
     /// worth (as much as pays), waterfall (all that `max=` allows), temperature (as waterfall;
-    /// slabs of 1 MiB also move down when they are not used, and up when they are), or locality (as
-    /// waterfall; pages used in sequence go to the last tier, a disk)
+    /// slabs of 1 MiB also move down when they are not used, and up when they are), locality (as
+    /// waterfall; pages used in sequence go to the last tier, a disk), or latency_group (the
+    /// fastest tier below memory is a buffer: 64 pages that left one after the other move down
+    /// together, and up when one of them is needed)
     #[arg(long, value_name = "NAME", default_value = values::PLACEMENT_DEFAULT)]
     pub placement: PlacementName,
 

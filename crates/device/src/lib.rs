@@ -192,6 +192,12 @@ impl Device {
             .map_or(now, |served| served.start.max(now))
     }
 
+    /// How many writes can be left to the device at `now` without a wait.
+    pub fn write_slots_free(&mut self, now: Time) -> usize {
+        self.start_waiting(now);
+        self.behind_max.saturating_sub(self.waiting.len())
+    }
+
     /// Finishes all deferred writes. Returns when the last request is complete.
     pub fn finish_writes(&mut self) -> Time {
         while self.start_oldest().is_some() {}

@@ -216,6 +216,16 @@ impl Batch {
         !self.pages[place].dead || self.has_follower(place)
     }
 
+    /// A page that the copy of the item at `place` is for. `None`: no process uses it any more.
+    pub(crate) fn page_of(&self, place: usize) -> Option<PageNo> {
+        let page = &self.pages[place];
+        if !page.dead {
+            return Some(page.item.no);
+        }
+        let mut followers = self.followers.iter();
+        followers.find_map(|(of, no)| (*of == place).then_some(*no))
+    }
+
     /// Whether a thread waits for the item at `place`, so that it must be put back.
     #[inline]
     pub(crate) fn is_wanted(&self, place: usize) -> bool {

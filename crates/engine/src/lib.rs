@@ -12,7 +12,7 @@
 //!   the caller stores -> [`Evictions::publish`].
 //! * Choice of a tier: [`Migrations::set_tiers`] -> [`Evictions::tiers_for`] for a page,
 //!   [`Migrations::wanted`] for a demotion.
-//! * Moves between tiers: [`Migrations::select`] or [`Migrations::select_slab`] ->
+//! * Moves between tiers: [`Migrations::select`] or [`Migrations::select_group`] ->
 //!   [`Migrations::demoted`].
 //! * A tier goes: [`Migrations::close`] -> [`Migrations::select_all`], until it is empty ->
 //!   [`Migrations::remove`]. A tier comes: [`Migrations::add`].

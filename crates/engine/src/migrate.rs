@@ -6,7 +6,7 @@ use undercroft_base::{
 };
 
 use undercroft_policy::place::{
-    LatencyClass, Migration, PageFacts, SlabMove, TierOrder, TierState,
+    GroupMove, LatencyClass, Migration, PageFacts, TierOrder, TierState,
 };
 
 use crate::ages::Oldest;
@@ -252,9 +252,15 @@ impl<L: Ledger> Migrations<'_, L> {
         (until < end.0).then_some(PageNo(until))
     }
 
-    /// Whether the policy moves slabs: then [`Migrations::slab_wanted`] is to be asked.
-    pub fn moves_slabs(&self) -> bool {
-        self.engine.place.moves_slabs()
+    /// Whether the policy moves groups: then [`Migrations::group_wanted`] is to be asked.
+    pub fn moves_groups(&self) -> bool {
+        self.engine.place.moves_groups()
+    }
+
+    /// Whether `tier` is faster than `other`. False if one of them is not in use.
+    pub fn is_above(&self, tier: TierId, other: TierId) -> bool {
+        let ranks = (self.engine.rank_of(tier), self.engine.rank_of(other));
+        matches!(ranks, (Some(tier), Some(other)) if tier < other)
     }
 
     /// Has the placement policy choose faster tiers: see `Place::set_shift`.
@@ -262,32 +268,33 @@ impl<L: Ledger> Migrations<'_, L> {
         self.engine.place.set_shift(shift);
     }
 
-    /// The next slab to move in the background. The caller carries it out with
-    /// [`Migrations::select_slab`], sets the tiers, and asks again.
+    /// The next group to move in the background. The caller carries it out with
+    /// [`Migrations::select_group`], sets the tiers, and asks again.
     ///
     /// * `now`: time since the run began.
-    pub fn slab_wanted(&mut self, now: Nanos) -> Option<SlabMove> {
+    /// * `pages`: gets the group's pages.
+    pub fn group_wanted(&mut self, now: Nanos, pages: &mut Vec<PageNo>) -> Option<GroupMove> {
         self.ask_of(|_| true);
-        let asked = self.engine.place.slab_to_move(now, &self.engine.asked_of);
+        pages.clear();
+        let asked_of = &self.engine.asked_of;
+        let asked = self.engine.place.group_to_move(now, asked_of, pages);
         let number = |rank: TierId| self.engine.ranks.get(usize::from(rank.0)).copied();
         let asked = asked.and_then(|asked| {
-            Some(SlabMove {
+            Some(GroupMove {
                 from: number(asked.from)?,
                 to: number(asked.to)?,
-                ..asked
             })
         });
         asked.filter(|asked| !self.engine.is_closed(asked.to))
     }
 
-    /// Appends the pages of `slab` that are in its tier, ascending, without those that are shared
-    /// with a fork relative. As [`Migrations::select`].
-    pub fn select_slab(&mut self, slab: SlabMove, out: &mut Vec<DemoteItem>) {
+    /// Appends those of `pages` that are in the tier `from`, in their order, without those that are
+    /// shared with a fork relative. No page is named twice. As [`Migrations::select`].
+    pub fn select_group(&mut self, from: TierId, pages: &[PageNo], out: &mut Vec<DemoteItem>) {
         let selected = self.engine.evictions;
-        let end = slab.first.0.saturating_add(slab.pages.0 as u32);
-        for no in (slab.first.0..end).map(PageNo) {
+        for no in pages.iter().copied() {
             if self.engine.table.has_page(no) {
-                self.select_one(no, slab.from, selected, out);
+                self.select_one(no, from, selected, out);
             }
         }
         self.count_selected(out);
@@ -364,6 +371,7 @@ impl<L: Ledger> Migrations<'_, L> {
         self.engine.release(item.tier, item.slot);
         self.engine.remember_age(item.no, moved);
         self.engine.stats.demoted += 1;
+        self.engine.stats.lifted += u64::from(self.is_above(to, item.tier));
     }
 
     /// The page could not be demoted. It counts as the newest now, so that others are tried first.
@@ -382,11 +390,12 @@ impl<L: Ledger> Evictions<'_, L> {
     /// The tiers to offer an item of the batch to, in order. The item needs a new copy.
     #[inline]
     pub fn tiers_for(&mut self, index: BatchIndex) -> TierOrder {
-        let no = self.engine.batch.pages[self.engine.batch.place(index)]
-            .item
-            .no;
+        let page = self.engine.batch.page_of(self.engine.batch.place(index));
         let engine = &mut *self.engine;
-        let order = engine.place.order(PageFacts { no }, &engine.ranked);
+        let order = match page {
+            Some(no) => engine.place.order(PageFacts { no }, &engine.ranked),
+            None => TierOrder::downwards(engine.ranks.len()), // its number may be another page's
+        };
         if engine.closed == 0 && engine.in_order {
             return order;
         }

@@ -33,8 +33,10 @@ pub struct Stats {
     pub prefetched: u64,
     /// Zero pages mapped besides the faulting one.
     pub zero_ahead: u64,
-    /// Pages moved from one tier to the next.
+    /// Pages moved from one tier to another.
     pub demoted: u64,
+    /// Of these, to a faster tier.
+    pub lifted: u64,
     /// Victims that could not leave: pinned or shared.
     pub refused_busy: u64,
     /// Victims that no tier took: they stayed.

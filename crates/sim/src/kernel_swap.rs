@@ -10,7 +10,7 @@ use std::fmt;
 use undercroft_base::{Bytes, Nanos, PageCount, PageNo, TierId};
 use undercroft_policy::place::locality::Locality;
 use undercroft_policy::place::{
-    Leaving, Migration, PageFacts, Place, SlabMove, TierOrder, TierState,
+    GroupMove, Leaving, Migration, PageFacts, Place, TierOrder, TierState,
 };
 
 /// The kernel's choice of a swap device.
@@ -83,13 +83,19 @@ impl Place for Swap {
         None
     }
 
-    fn moves_slabs(&self) -> bool {
+    fn moves_groups(&self) -> bool {
         self.beside.is_some()
     }
 
-    fn slab_to_move(&mut self, now: Nanos, tiers: &[TierState]) -> Option<SlabMove> {
+    fn group_to_move(
+        &mut self,
+        now: Nanos,
+        tiers: &[TierState],
+        pages: &mut Vec<PageNo>,
+    ) -> Option<GroupMove> {
         let beside = self.beside.as_mut()?;
-        beside.slab_to_move(now, tiers);
+        beside.group_to_move(now, tiers, pages);
+        pages.clear();
         None
     }
 

@@ -97,8 +97,9 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "COST", default_value = "auto", value_parser = parsed::<Cost>)]
     pub context_switch: Cost,
 
-    /// Policies that choose the tier of a page: worth, waterfall, temperature or locality; several
-    /// by commas [default: as recorded if a live run is replayed, otherwise worth]
+    /// Policies that choose the tier of a page: worth, waterfall, temperature, locality or
+    /// latency_group; several by commas [default: as recorded if a live run is replayed, otherwise
+    /// worth]
     #[arg(long, value_name = "NAME,..", value_delimiter = ',')]
     pub placement: Vec<PlacementName>,
 

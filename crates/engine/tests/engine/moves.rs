@@ -1,11 +1,13 @@
 //! Moves between tiers: which pages are chosen, and which copies are believed.
 
+use std::sync::{Arc, Mutex};
+
 use crate::common;
 use undercroft_base::{
     Bytes, PAGE_BYTES, PageCount, PageNo, PageState, Slot, SpaceId, TierId, VirtPage, VirtRange,
 };
 use undercroft_engine::{Config, DemoteItem, Engine, Mover, Outcome, Room, Taken, VecLedger};
-use undercroft_policy::place::{LatencyClass, SlabMove, TierState};
+use undercroft_policy::place::{LatencyClass, Migration, PageFacts, Place, TierOrder, TierState};
 use undercroft_policy::reclaim::lru::Lru;
 
 const FAST: TierId = TierId(0);
@@ -77,27 +79,24 @@ fn a_copy_that_took_as_long_as_stamps_need_to_repeat_is_not_believed() {
 }
 
 #[test]
-fn a_slab_is_the_pages_of_its_numbers_that_are_in_its_tier() {
+fn a_group_is_moved_in_its_order_as_far_as_it_is_in_its_tier() {
     let (mut engine, space) = engine(300);
-    let slab = |first, from| SlabMove {
-        first: PageNo(first),
-        pages: PageCount(256),
-        from,
-        to: SLOW,
-    };
+    let group: Vec<PageNo> = (256..512).rev().map(PageNo).collect();
     let mut items = Vec::new();
-    engine.migrations().select_slab(slab(256, FAST), &mut items);
+    engine.migrations().select_group(FAST, &group, &mut items);
     let found: Vec<u64> = items.iter().map(|item| item.slot.0).collect();
-    assert_eq!(found, (256..300).collect::<Vec<_>>());
-    engine.migrations().demoted(items[0], SLOW, Slot(7));
+    assert_eq!(found, (256..300).rev().collect::<Vec<_>>());
+    engine.migrations().demoted(items[43], SLOW, Slot(7));
     assert_eq!(place(&engine, space, 256), (SLOW, Slot(7)));
     items.clear();
-    engine.migrations().select_slab(slab(256, SLOW), &mut items);
+    engine.migrations().select_group(SLOW, &group, &mut items);
     assert_eq!(items.len(), 1);
     items.clear();
-    let beyond = slab(1 << 20, FAST);
-    engine.migrations().select_slab(beyond, &mut items);
+    let beyond = [PageNo(1 << 20), PageNo(u32::MAX)];
+    engine.migrations().select_group(FAST, &beyond, &mut items);
     assert_eq!(items, []);
+    assert!(engine.migrations().is_above(FAST, SLOW));
+    assert!(!engine.migrations().is_above(SLOW, FAST));
 }
 
 /// A part after the other, as many as move together. A closed tier is offered no page.
@@ -198,4 +197,41 @@ fn ages_are_noted_of_pages_that_are_in_a_tier_already() {
     assert!(select(&mut engine, 256).is_empty(), "each is taken once");
     assert_eq!(engine.migrations().note_ages(FAST, PageNo(0)), None);
     assert_eq!(select(&mut engine, 256).len(), 64);
+}
+
+/// Notes for which pages it was asked.
+struct Asked(Arc<Mutex<Vec<PageNo>>>);
+
+impl Place for Asked {
+    fn order(&mut self, page: PageFacts, tiers: &[TierState]) -> TierOrder {
+        self.0.lock().expect("one thread").push(page.no);
+        TierOrder::downwards(tiers.len())
+    }
+
+    fn migrate(&mut self, _: Bytes, _: &[TierState]) -> Option<Migration> {
+        None
+    }
+
+    fn name(&self) -> &'static str {
+        "asked"
+    }
+}
+
+/// The number of a dropped page may be another page's, or none at all.
+#[test]
+fn the_placement_is_not_asked_for_a_page_that_was_dropped_on_its_way() {
+    let (mut engine, space) = engine(0);
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    engine.set_place(Box::new(Asked(asked.clone())));
+    let tiers = [TierState::empty(LatencyClass::Device); 2];
+    engine.migrations().set_tiers(tiers);
+    let mut batch = Vec::new();
+    assert!(engine.evictions().select(2, &mut batch));
+    let dropped = VirtRange::new(batch[0].page, VirtPage(batch[0].page.0 + 1));
+    engine.layout().removed(space, dropped);
+    for item in &batch {
+        let order = engine.evictions().tiers_for(item.at);
+        assert_eq!(order.get(0), Some(FAST));
+    }
+    assert_eq!(*asked.lock().expect("one thread"), [batch[1].no]);
 }

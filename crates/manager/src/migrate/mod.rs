@@ -1,5 +1,5 @@
 //! Moves pages between tiers in the background (`uc-migrate`): out of devices, whose copies have to
-//! be read first, slabs up and down, and all pages of a tier that is drained. No fault and no
+//! be read first, groups up and down, and all pages of a tier that is drained. No fault and no
 //! eviction waits for it.
 //!
 //! A move is: select (the engine) -> read (`copies.rs`) -> store below -> publish (the engine). The
@@ -32,8 +32,8 @@ const DRAIN_BYTES_A_SECOND: u64 = 128 << 20;
 /// Time between two looks while nothing is to move.
 const NAP: Duration = Duration::from_millis(50);
 
-/// Slabs that are asked for before a nap, while none has pages to move.
-const SLABS_ASKED: usize = 64;
+/// Groups that are asked for before a nap, while none has pages to move.
+const GROUPS_ASKED: usize = 256;
 
 /// Pages that are published at a time: the engine is locked meanwhile.
 const PUBLISH_PAGES: usize = 64;
@@ -43,6 +43,7 @@ pub(crate) struct Migrator {
     shared: Arc<Shared>,
     states: Vec<TierState>,
     items: Vec<DemoteItem>,
+    group: Vec<PageNo>,
     copies: Copies,
     /// The tier that is drained, and where that goes on.
     drained: Option<TierId>,
@@ -58,11 +59,11 @@ pub(crate) struct Migrator {
 }
 
 impl Migrator {
-    /// Whether there may be work for it: a tier is below a device, or the policy moves slabs.
+    /// Whether there may be work for it: a tier is below a device, or the policy moves groups.
     pub(crate) fn is_needed(shared: &Shared) -> bool {
         let mut above_others: Vec<&MeteredTier> = shared.books.tiers.ranked().collect();
         above_others.pop();
-        if !above_others.is_empty() && shared.books.engine().migrations().moves_slabs() {
+        if !above_others.is_empty() && shared.books.engine().migrations().moves_groups() {
             return true;
         }
         let device = |tier: &&MeteredTier| tier.latency() == LatencyClass::Device;
@@ -87,6 +88,7 @@ impl Migrator {
             shared,
             states: Vec::with_capacity(TIERS_MAX),
             items: Vec::with_capacity(DEMOTE_PAGES_MAX),
+            group: Vec::with_capacity(DEMOTE_PAGES_MAX),
             copies: Copies::new()?,
         })
     }
@@ -197,27 +199,39 @@ impl Migrator {
         };
         match migration {
             Some(migration) => self.move_from(migration.from, migration.to),
-            None => self.move_slab(),
+            None => self.move_group(),
         }
     }
 
-    /// Moves the next slab that has pages to move. Returns how many.
-    fn move_slab(&mut self) -> usize {
-        for _ in 0..SLABS_ASKED {
+    /// Moves the next group that has pages to move. Returns how many.
+    fn move_group(&mut self) -> usize {
+        let spares = self.spares_buffer();
+        for _ in 0..GROUPS_ASKED {
             let now = Nanos(self.shared.elapsed().as_nanos() as u64);
-            let slab = {
+            let asked = {
                 let mut engine = self.shared.books.engine();
-                let Some(slab) = engine.migrations().slab_wanted(now) else {
+                let mut migrations = engine.migrations();
+                let Some(asked) = migrations.group_wanted(now, &mut self.group) else {
                     return 0;
                 };
-                engine.migrations().select_slab(slab, &mut self.items);
-                slab
+                if !(spares && migrations.is_above(asked.to, asked.from)) {
+                    migrations.select_group(asked.from, &self.group, &mut self.items);
+                }
+                asked
             };
             if !self.items.is_empty() {
-                return self.move_from(slab.from, slab.to);
+                return self.move_from(asked.from, asked.to);
             }
         }
         0
+    }
+
+    /// Whether latency control keeps the client out of the buffer: then nothing moves up.
+    fn spares_buffer(&self) -> bool {
+        let turned = self.shared.gauges.knobs.get();
+        let mut first = self.shared.books.tiers.ranked().map(MeteredTier::latency);
+        turned.is_some_and(|turned| !turned.buffer)
+            && first.next().is_some_and(LatencyClass::is_spared)
     }
 
     /// As [`Migrator::carry_out`], and counts the pages that could not be read.

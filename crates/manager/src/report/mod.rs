@@ -472,8 +472,11 @@ pub struct Counters {
     pub waited_for_room: u64,
     /// Zero pages mapped besides a first touch.
     pub zero_ahead: u64,
-    /// Pages moved from one tier to the next.
+    /// Pages moved from one tier to another.
     pub demoted: u64,
+    /// Of these, to a faster tier.
+    #[serde(default)]
+    pub lifted: u64,
     /// Victims that were pinned or shared.
     pub refused_busy: u64,
     /// Victims no tier would take.
@@ -646,6 +649,7 @@ impl From<&Stats> for Counters {
             waited_for_room: stats.waited_for_room,
             zero_ahead: stats.zero_ahead,
             demoted: stats.demoted,
+            lifted: stats.lifted,
             refused_busy: stats.refused_busy,
             refused_store: stats.refused_store,
             recalled: stats.recalled,

@@ -58,21 +58,25 @@ fn check(
     Ok(())
 }
 
-/// Slabs that are moved: between tiers that are there, no page beyond the last number.
-fn check_slabs(
+/// Groups that are moved: between tiers that are there, and no page twice.
+fn check_groups(
     place: &mut dyn Place,
     now: Nanos,
     tiers: &[TierState],
 ) -> Result<(), TestCaseError> {
     for asked in 0.. {
-        let Some(slab) = place.slab_to_move(now, tiers) else {
+        let mut pages = Vec::new();
+        let Some(group) = place.group_to_move(now, tiers, &mut pages) else {
             break;
         };
-        prop_assert!(place.moves_slabs(), "it would not be asked");
-        let (from, to) = (usize::from(slab.from.0), usize::from(slab.to.0));
+        prop_assert!(place.moves_groups(), "it would not be asked");
+        let (from, to) = (usize::from(group.from.0), usize::from(group.to.0));
         prop_assert!(from < tiers.len() && to < tiers.len() && from != to);
-        prop_assert!((1..=MIGRATE_PAGES_MAX).contains(&slab.pages.0));
-        prop_assert!(u64::from(slab.first.0) + slab.pages.0 <= 1 << 32);
+        let named = pages.len();
+        prop_assert!((1..=MIGRATE_PAGES_MAX).contains(&(named as u64)));
+        pages.sort_unstable();
+        pages.dedup();
+        prop_assert_eq!(pages.len(), named, "a page is named twice");
         prop_assert!(asked < 10_000, "there is no end");
     }
     Ok(())
@@ -140,7 +144,7 @@ proptest! {
                     place.came_back(PageNo(random.below(1 << 20) as u32), tier);
                 }
                 let now = Nanos(u64::from(no) * 1_000_000_000 * random.below(3));
-                check_slabs(place.as_mut(), now, &tiers)?;
+                check_groups(place.as_mut(), now, &tiers)?;
             }
         }
     }

@@ -25,7 +25,7 @@ use std::collections::HashMap;
 use undercroft_base::{Bytes, Nanos, PageCount, PageNo, TierId};
 
 use super::{
-    LatencyClass, Leaving, Migration, PageFacts, Place, SlabMove, TierOrder, TierState,
+    GroupMove, LatencyClass, Leaving, Migration, PageFacts, Place, TierOrder, TierState,
     waterfall::Waterfall,
 };
 
@@ -207,11 +207,16 @@ impl Place for Locality {
         (tiers[usize::from(asked.from.0)].latency != LatencyClass::Device).then_some(asked)
     }
 
-    fn moves_slabs(&self) -> bool {
+    fn moves_groups(&self) -> bool {
         true // it needs the time
     }
 
-    fn slab_to_move(&mut self, now: Nanos, _: &[TierState]) -> Option<SlabMove> {
+    fn group_to_move(
+        &mut self,
+        now: Nanos,
+        _: &[TierState],
+        _: &mut Vec<PageNo>,
+    ) -> Option<GroupMove> {
         let (then, clock) = self.told;
         let came = self.clock.wrapping_sub(clock);
         if came > 0 && now > then {
@@ -337,7 +342,7 @@ mod tests {
             for no in part.iter().copied().chain(1000..1100) {
                 place.came_back(PageNo(no), TierId(0));
                 now += 1_000_000;
-                place.slab_to_move(Nanos(now), &two());
+                place.group_to_move(Nanos(now), &two(), &mut Vec::new());
             }
             // Fifteen of the others stayed for a hundred pages.
             let others: Vec<u32> = (1000..1100).collect();

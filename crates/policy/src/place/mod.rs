@@ -7,6 +7,7 @@
 
 #[cfg(test)]
 mod contract;
+pub mod latency_group;
 pub mod locality;
 pub mod temperature;
 pub mod waterfall;
@@ -50,6 +51,15 @@ pub enum LatencyClass {
     Nvm,
     /// A request to a device.
     Device,
+}
+
+impl LatencyClass {
+    /// Whether latency control keeps clients that do not need it out of the fastest tier, if this
+    /// is how fast it is. A compressed tier is no scarce device that others share, and the limit
+    /// pays for it already.
+    pub fn is_spared(self) -> bool {
+        self != LatencyClass::Memory
+    }
 }
 
 /// One tier at the moment of a decision.
@@ -157,12 +167,11 @@ impl TierOrder {
     /// Its last tier first, then the others: where the pages of a client go that keeps its latency
     /// bound without a buffer (NVSwap §III).
     ///
-    /// * `first`: how fast the fastest tier is. A compressed tier is no scarce device that others
-    ///   share, and the limit pays for it already: then the order stays.
+    /// * `first`: how fast the fastest tier is. If it is not spared, the order stays.
     pub fn spares_buffer(self, first: LatencyClass) -> TierOrder {
         let count = usize::from(self.count);
         let mut order = self;
-        if first != LatencyClass::Memory && count > 1 {
+        if first.is_spared() && count > 1 {
             order.tiers[..count].rotate_right(1);
         }
         order
@@ -186,13 +195,10 @@ pub struct Migration {
     pub pages: PageCount,
 }
 
-/// The pages of a slab that are in one tier, to be moved to another.
+/// A move of a group of pages: of those that are in one tier, to another. Which pages those are is
+/// said beside it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SlabMove {
-    /// The slab's first page.
-    pub first: PageNo,
-    /// How many numbers follow each other, the first included; at most [`MIGRATE_PAGES_MAX`].
-    pub pages: PageCount,
+pub struct GroupMove {
     /// Where they are.
     pub from: TierId,
     /// Where they go: below or above.
@@ -223,16 +229,24 @@ pub trait Place: Send {
     /// * `limit`: DRAM of the client, for resident pages and for what tiers hold there.
     fn migrate(&mut self, limit: Bytes, tiers: &[TierState]) -> Option<Migration>;
 
-    /// Whether it moves slabs. If so, it is asked in the background, even if no tier is full.
-    fn moves_slabs(&self) -> bool {
+    /// Whether it moves groups of pages. If so, it is asked in the background, even if no tier is
+    /// full.
+    fn moves_groups(&self) -> bool {
         false
     }
 
-    /// The next slab to move in the background. Asked at least ten times a second, until the answer
-    /// is nothing. With the engine locked: some microseconds.
+    /// The next group to move in the background. Asked at least ten times a second, until the
+    /// answer is nothing. With the engine locked: some microseconds.
     ///
     /// * `now`: time since the run began.
-    fn slab_to_move(&mut self, _now: Nanos, _tiers: &[TierState]) -> Option<SlabMove> {
+    /// * `pages`: gets the group's pages, each once, at most [`MIGRATE_PAGES_MAX`], in the order in
+    ///   which they are to be read and written. Some of them may be elsewhere by now, or be gone.
+    fn group_to_move(
+        &mut self,
+        _now: Nanos,
+        _tiers: &[TierState],
+        _pages: &mut Vec<PageNo>,
+    ) -> Option<GroupMove> {
         None
     }
 
@@ -288,7 +302,13 @@ pub trait Place: Send {
 }
 
 /// The placement policies; the first is the default.
-pub const NAMES: [&str; 4] = ["worth", "waterfall", "temperature", "locality"];
+pub const NAMES: [&str; 5] = [
+    "worth",
+    "waterfall",
+    "temperature",
+    "locality",
+    "latency_group",
+];
 
 /// Makes a policy without history.
 ///
@@ -299,6 +319,7 @@ pub fn by_name(name: &str) -> Result<Box<dyn Place>, UnknownPolicy> {
         "waterfall" => Ok(Box::new(waterfall::Waterfall)),
         "temperature" => Ok(Box::new(temperature::Temperature::default())),
         "locality" => Ok(Box::new(locality::Locality::default())),
+        "latency_group" => Ok(Box::new(latency_group::LatencyGroup::default())),
         _ => Err(UnknownPolicy::new("placement", name, &NAMES)),
     }
 }

@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 use undercroft_base::{Bytes, Nanos, PageCount, PageNo, TierId};
 
 use super::{
-    LatencyClass, MIGRATE_PAGES_MAX, Migration, PageFacts, Place, SlabMove, TierOrder, TierState,
+    GroupMove, LatencyClass, MIGRATE_PAGES_MAX, Migration, PageFacts, Place, TierOrder, TierState,
     waterfall::Waterfall,
 };
 
@@ -86,29 +86,27 @@ impl Temperature {
         slab
     }
 
-    fn slab_move(slab: usize, from: usize, to: usize) -> SlabMove {
-        SlabMove {
-            first: PageNo((slab as u64 * SLAB_PAGES) as u32),
-            pages: PageCount(SLAB_PAGES),
+    fn move_of(from: usize, to: usize) -> GroupMove {
+        GroupMove {
             from: TierId(from as u8),
             to: TierId(to as u8),
         }
     }
 
     /// The next slab that was used in a slow tier.
-    fn lift(&mut self, top: usize, tiers: &[TierState]) -> Option<SlabMove> {
+    fn lift(&mut self, top: usize, tiers: &[TierState]) -> Option<(usize, GroupMove)> {
         while let Some((slab, from)) = self.lifts.pop_front() {
             let (slab, from) = (slab as usize, usize::from(from.0));
             self.slabs[slab].lifts = false;
             if (top + 1..tiers.len()).contains(&from) && takes(&tiers[top]) {
-                return Some(Temperature::slab_move(slab, from, top));
+                return Some((slab, Temperature::move_of(from, top)));
             }
         }
         None
     }
 
     /// The next slab that is cold.
-    fn cool(&mut self, top: usize, tiers: &[TierState]) -> Option<SlabMove> {
+    fn cool(&mut self, top: usize, tiers: &[TierState]) -> Option<(usize, GroupMove)> {
         for _ in 0..self.slabs.len().min(SCAN_MAX) {
             self.cursor = (self.cursor + 1) % self.slabs.len();
             let slab = &mut self.slabs[self.cursor];
@@ -125,7 +123,7 @@ impl Temperature {
             }
             slab.level = from as u8 + 1;
             slab.used = (self.now - STEP).max(1); // warm, for one more step
-            return Some(Temperature::slab_move(self.cursor, from, from + 1));
+            return Some((self.cursor, Temperature::move_of(from, from + 1)));
         }
         None
     }
@@ -141,14 +139,23 @@ impl Place for Temperature {
         Waterfall.migrate(limit, tiers)
     }
 
-    fn moves_slabs(&self) -> bool {
+    fn moves_groups(&self) -> bool {
         true
     }
 
-    fn slab_to_move(&mut self, now: Nanos, tiers: &[TierState]) -> Option<SlabMove> {
+    fn group_to_move(
+        &mut self,
+        now: Nanos,
+        tiers: &[TierState],
+        pages: &mut Vec<PageNo>,
+    ) -> Option<GroupMove> {
         self.now = ((now.0 >> TICK_BITS) as u32).max(1);
         let top = top(tiers)?;
-        self.lift(top, tiers).or_else(|| self.cool(top, tiers))
+        let lifted = self.lift(top, tiers);
+        let (slab, asked) = lifted.or_else(|| self.cool(top, tiers))?;
+        let first = (slab as u64 * SLAB_PAGES) as u32;
+        pages.extend((first..=first + (SLAB_PAGES as u32 - 1)).map(PageNo));
+        Some(asked)
     }
 
     fn came_back(&mut self, no: PageNo, tier: TierId) {
@@ -199,9 +206,12 @@ mod tests {
     fn moves(of: &mut Temperature, tiers: &[TierState], from: u64, to: u64) -> Vec<[u64; 4]> {
         let mut found = Vec::new();
         for second in from..to {
-            while let Some(next) = of.slab_to_move(at(second), tiers) {
+            let mut pages = Vec::new();
+            while let Some(next) = of.group_to_move(at(second), tiers, &mut pages) {
                 let (from, to) = (u64::from(next.from.0), u64::from(next.to.0));
-                found.push([second, u64::from(next.first.0), from, to]);
+                assert_eq!(pages.len() as u64, SLAB_PAGES);
+                found.push([second, u64::from(pages[0].0), from, to]);
+                pages.clear();
             }
         }
         found
@@ -226,7 +236,7 @@ mod tests {
     fn a_slab_that_is_used_stays() {
         let mut of = Temperature::default();
         for second in 1..60 {
-            of.slab_to_move(at(second), &three());
+            of.group_to_move(at(second), &three(), &mut Vec::new());
             store(&mut of, 600);
         }
         store(&mut of, 0);

@@ -20,7 +20,7 @@ const DEVICE_FREE_MAX: u64 = 64 << 20;
 pub struct Waterfall;
 
 /// Room that a tier should have for the next batches: at most a quarter of a small one.
-fn wanted(tier: &TierState) -> Bytes {
+pub(super) fn wanted(tier: &TierState) -> Bytes {
     let batches = 2 * BATCH_PAGES * PAGE_BYTES as u64;
     let free = match tier.latency {
         LatencyClass::Memory | LatencyClass::Nvm => batches,

@@ -124,6 +124,11 @@ impl Bounds {
         self.turns && self.control.out(client) == Out::Buffer
     }
 
+    /// Whether the pages of a client are kept out of the buffer, also if bounds are only measured.
+    pub(super) fn spares_buffer(&self, client: usize) -> bool {
+        self.first.is_spared() && !self.uses_buffer(client)
+    }
+
     /// The tiers that a page of a client is offered to, where the policy would offer it to `order`.
     pub(super) fn order(&self, client: usize, order: TierOrder) -> TierOrder {
         if self.uses_buffer(client) {

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use hdrhistogram::Histogram;
 use undercroft_base::{
-    Bytes, CHUNK_PAGES, Nanos, PAGE_BYTES, PageNo, SpaceId, VirtPage, VirtRange,
+    Bytes, CHUNK_PAGES, Nanos, PAGE_BYTES, PageNo, SpaceId, TierId, VirtPage, VirtRange,
 };
 use undercroft_device::Time;
-use undercroft_engine::{Config, Engine, EvictItem, LoadPlan, Room, Stats, VecLedger};
+use undercroft_engine::{Config, DemoteItem, Engine, EvictItem, LoadPlan, Room, Stats, VecLedger};
 use undercroft_policy::mrc::{Curve, Tiers};
 use undercroft_policy::prefetch::Prefetch;
 use undercroft_policy::reclaim::{Reclaim, ReclaimName};
@@ -150,6 +150,8 @@ pub struct Client<'a> {
     pub home: u64,
     /// Pages in each tier.
     pub held: Vec<u64>,
+    /// What is being moved for it in the background.
+    pub beside: Beside,
     /// The fault at hand.
     pub plan: LoadPlan,
     /// The eviction at hand.
@@ -181,6 +183,15 @@ pub struct Client<'a> {
     /// Its miss-ratio curve, if one is asked for.
     pub(super) following: Option<Following>,
     future: Option<Arc<Future>>,
+}
+
+/// Pages that were selected to move in the background, and have not moved yet.
+#[derive(Debug)]
+pub struct Beside {
+    /// The pages, the last one first.
+    pub items: Vec<DemoteItem>,
+    /// Where they go.
+    pub to: TierId,
 }
 
 /// Why a stretch of references ended.
@@ -304,6 +315,10 @@ impl<'a> Client<'a> {
             ahead_until: Time::default(),
             home,
             held: vec![0; setup.tiers.len()],
+            beside: Beside {
+                items: Vec::new(),
+                to: TierId(0),
+            },
             plan: LoadPlan::default(),
             batch: Vec::new(),
             leaving: 0,

@@ -24,11 +24,11 @@ const MOVE_BYTES_A_SECOND: u64 = 32 << 20;
 /// Most pages of one read for a move.
 const READ_PAGES: usize = 16;
 
-/// Slabs that are asked for at once, while none has pages to move.
-const SLABS_ASKED: usize = 64;
+/// Groups that are asked for at once, while none has pages to move.
+const GROUPS_ASKED: usize = 256;
 
 /// Most pages moved in the background before the budget is looked at.
-const MOVED_AT_ONCE: u64 = 16;
+const MOVED_AT_ONCE: usize = 16;
 
 /// The budget of so much time may be used at once.
 const MOVE_SAVED: Time = Time(1_000_000_000_000); // a second
@@ -43,6 +43,7 @@ pub(super) struct Host {
     /// Threads to wake. No thread waits in a simulation, but the engine names some.
     pub wake: Vec<(SpaceId, VirtPage)>,
     demotions: Vec<DemoteItem>,
+    group: Vec<PageNo>,
     /// When the budget of moves in the background allows the next.
     move_at: Time,
     requests: Vec<Request>,
@@ -63,6 +64,7 @@ impl Host {
             freed: Vec::new(),
             wake: Vec::new(),
             demotions: Vec::new(),
+            group: Vec::new(),
             move_at: Time::default(),
             requests: Vec::new(),
             has_pool: setup
@@ -546,36 +548,57 @@ impl Host {
     }
 
     /// Moves what is to move in the background, by a thread of its own: the devices are busy, and
-    /// the client goes on. Pages out of a full tier move a few at a time, because a page-in waits
-    /// for them. Returns how many moved.
+    /// the client goes on. A few pages at a time, because a page-in waits for them, and not while
+    /// the queue of the device below is full. Returns how many moved.
     fn move_beside(&mut self, client: &mut Client<'_>) -> u64 {
-        let (clock, spent) = (client.clock, client.spent);
-        let moved = match client.engine.migrations().wanted(Mover::Background) {
-            Some(migration) => {
-                let pages = migration.pages.min(PageCount(MOVED_AT_ONCE));
-                self.demote(client, Migration { pages, ..migration })
-            }
-            None => self.move_slab(client),
-        };
-        (client.clock, client.spent) = (clock, spent);
-        moved
+        if client.beside.items.is_empty() {
+            self.select_beside(client);
+        }
+        let to = client.beside.to;
+        let left = &mut client.beside.items;
+        if left.is_empty() || !self.tiers[usize::from(to.0)].queue_has_room(client.clock) {
+            return 0;
+        }
+        let rest = left.len().saturating_sub(MOVED_AT_ONCE);
+        self.demotions.clear();
+        self.demotions.extend(left.drain(rest..).rev());
+        self.carry_out(client, to, Mover::Background)
     }
 
-    /// Moves the next slab that has pages to move. Returns how many.
-    fn move_slab(&mut self, client: &mut Client<'_>) -> u64 {
-        for _ in 0..SLABS_ASKED {
+    /// Selects what is to move next in the background.
+    fn select_beside(&mut self, client: &mut Client<'_>) {
+        let items = &mut client.beside.items;
+        let mut migrations = client.engine.migrations();
+        if let Some(migration) = migrations.wanted(Mover::Background) {
+            let pages = (migration.pages.0 as usize).min(MOVED_AT_ONCE);
+            migrations.select(migration.from, pages, items);
+            client.beside.to = migration.to;
+        } else {
+            self.select_group(client);
+        }
+        client.beside.items.reverse();
+    }
+
+    /// Selects the next group that has pages to move. Nothing moves up for a client that latency
+    /// control keeps out of the buffer.
+    fn select_group(&mut self, client: &mut Client<'_>) {
+        let bounds = self.bounds.as_ref();
+        let spares = bounds.is_some_and(|bounds| bounds.spares_buffer(client.index));
+        for _ in 0..GROUPS_ASKED {
             let now = Nanos(client.clock.0 / 1000);
-            let Some(slab) = client.engine.migrations().slab_wanted(now) else {
-                return 0;
+            let mut migrations = client.engine.migrations();
+            let Some(asked) = migrations.group_wanted(now, &mut self.group) else {
+                return;
             };
-            self.demotions.clear();
-            let items = &mut self.demotions;
-            client.engine.migrations().select_slab(slab, items);
-            if !self.demotions.is_empty() {
-                return self.carry_out(client, slab.from, slab.to);
+            if !(spares && migrations.is_above(asked.to, asked.from)) {
+                let items = &mut client.beside.items;
+                migrations.select_group(asked.from, &self.group, items);
+                client.beside.to = asked.to;
+            }
+            if !client.beside.items.is_empty() {
+                return;
             }
         }
-        0
     }
 
     /// Gives the engine the state of every tier.
@@ -598,20 +621,28 @@ impl Host {
             .engine
             .migrations()
             .select(migration.from, want, &mut self.demotions);
-        self.carry_out(client, migration.from, migration.to)
+        self.carry_out(client, migration.to, Mover::Evictor)
     }
 
     /// Moves the selected pages. Neighbours on a device are read together. Returns how many moved.
-    fn carry_out(&mut self, client: &mut Client<'_>, from: TierId, to: TierId) -> u64 {
-        let (place, below) = (usize::from(from.0), usize::from(to.0));
+    ///
+    /// In the background, all requests are made now: a device that was asked for something later
+    /// would serve the client only after that.
+    fn carry_out(&mut self, client: &mut Client<'_>, to: TierId, mover: Mover) -> u64 {
+        let below = usize::from(to.0);
         let items = std::mem::take(&mut self.demotions);
+        let (clock, spent) = (client.clock, client.spent);
         let (mut moved, mut read) = (0, 0);
         for (at, item) in items.iter().enumerate() {
+            if mover == Mover::Background {
+                (client.clock, client.spent) = (clock, spent);
+            }
             if !self.takes(client, below) {
                 client.engine.migrations().failed(*item);
                 continue;
             }
             if read <= at {
+                let place = usize::from(item.tier.0);
                 let follows = |pair: &&[DemoteItem]| pair[0].slot.0 + 1 == pair[1].slot.0;
                 let more = if self.tiers[place].merges() {
                     items[at..].windows(2).take_while(follows).count()
@@ -633,6 +664,9 @@ impl Host {
             self.write(client, below, slot);
             client.engine.migrations().demoted(*item, to, slot);
             moved += 1;
+        }
+        if mover == Mover::Background {
+            (client.clock, client.spent) = (clock, spent);
         }
         self.demotions = items;
         self.collect(client);

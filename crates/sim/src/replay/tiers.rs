@@ -194,6 +194,12 @@ impl ReplayTier {
         self.load_ns as u64
     }
 
+    /// Whether a write at `now` would not have to wait: there is no queue, or it has room.
+    pub fn queue_has_room(&mut self, now: Time) -> bool {
+        let device = self.device.as_mut();
+        device.is_none_or(|device| device.write_slots_free(now) > 0)
+    }
+
     /// Bounds the queue of deferred writes; see [`Device::set_write_slots`].
     pub fn set_write_slots(&mut self, slots: u32) {
         if let Some(device) = &mut self.device {

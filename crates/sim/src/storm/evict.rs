@@ -1,8 +1,8 @@
 //! The evictor and the demoter: select, take out, store, publish, with other steps between.
 
 use undercroft_base::{
-    Bytes, Loaded, PAGE_BYTES, PageCount, PageNo, Slot, SpaceId, Stamp, Store, StoreError, Tier,
-    TierId, TierKind, VirtPage, fill_word, page_checksum,
+    Bytes, Loaded, Nanos, PAGE_BYTES, PageCount, PageNo, Slot, SpaceId, Stamp, Store, StoreError,
+    Tier, TierId, TierKind, VirtPage, fill_word, page_checksum,
 };
 use undercroft_engine::{DemoteItem, EvictItem, Missing, Mover, Outcome, Taken};
 use undercroft_model::{Content, MoveRefusal, Refusal};
@@ -454,13 +454,39 @@ impl World {
         self.engine
             .migrations()
             .select(migration.from, want, &mut items);
+        self.start_move(items, migration.to)
+    }
+
+    /// Starts to move the next group. False if there is none with pages to move.
+    pub fn start_group(&mut self) -> bool {
+        self.update_pool();
+        let now = Nanos(self.steps * 1_000_000);
+        let (mut pages, mut items) = (Vec::new(), Vec::new());
+        let Some(asked) = self.engine.migrations().group_wanted(now, &mut pages) else {
+            return false;
+        };
+        let mut migrations = self.engine.migrations();
+        migrations.select_group(asked.from, &pages, &mut items);
+        let rises = migrations.is_above(asked.to, asked.from);
+        let starts = self.start_move(items, asked.to);
+        if starts {
+            self.saw(if rises {
+                "group: goes up"
+            } else {
+                "group: goes down"
+            });
+        }
+        starts
+    }
+
+    fn start_move(&mut self, items: Vec<DemoteItem>, to: TierId) -> bool {
         if items.is_empty() {
             return false;
         }
-        self.log(|| format!("demote {items:?}"));
+        self.log(|| format!("move {items:?} to {to:?}"));
         let stalled = self.stall();
         self.demotion = Some(Demotion {
-            to: migration.to,
+            to,
             stalled,
             items,
             reading: None,
@@ -490,7 +516,7 @@ impl World {
                 return true;
             }
             let next = self.next_migration();
-            return next.is_some_and(|next| self.start_demotion(next));
+            return next.is_some_and(|next| self.start_demotion(next)) || self.start_group();
         };
         if demotion.stalled > 0 && !calm {
             demotion.stalled -= 1;
@@ -608,20 +634,7 @@ impl World {
         let next = self.engine.migrations().select_all(tier, from, &mut items);
         self.drain = Some((tier, next.unwrap_or(PageNo(0))));
         let to = self.engine.migrations().refuge_from(tier);
-        let Some(to) = to.filter(|_| !items.is_empty()) else {
-            return false;
-        };
-        self.log(|| format!("move {items:?} to {to:?}"));
-        let stalled = self.stall();
-        self.demotion = Some(Demotion {
-            to,
-            stalled,
-            items,
-            reading: None,
-            loaded: None,
-            stored: None,
-        });
-        true
+        to.is_some_and(|to| self.start_move(items, to))
     }
 
     /// What is to move next, if anything.

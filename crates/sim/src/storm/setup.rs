@@ -35,6 +35,8 @@ pub struct StormSetup {
     pub program_threads: usize,
     /// The placement links pages at random, to be loaded together.
     pub links: bool,
+    /// The placement moves groups of pages up and down: `latency_group`. If it does not link pages.
+    pub groups: bool,
     /// A bug of the runtime, put in on purpose.
     pub sabotage: Option<Sabotage>,
 }
@@ -175,6 +177,7 @@ impl StormSetup {
                 FullAction::Stay
             },
             links: false,
+            groups: false,
             sabotage: None,
         };
         // Drawn last: older seeds keep the rest of their configuration.
@@ -182,13 +185,7 @@ impl StormSetup {
             tier.reads = tier.kind == TierKind::File && random.chance(2, 3);
         }
         add_devices(&mut setup.tiers, &mut random);
-        // Half of the files above another tier are nvm.
-        for at in 0..setup.tiers.len() - 1 {
-            let tier = &mut setup.tiers[at];
-            if tier.kind == TierKind::File && random.chance(1, 2) {
-                (tier.kind, tier.reads) = (TierKind::Nvm, false);
-            }
-        }
+        make_nvm(&mut setup.tiers, &mut random);
         setup.links = random.chance(1, 3);
         // Some of the last tiers are a cluster.
         if let [_, .., last] = &mut setup.tiers[..]
@@ -196,6 +193,7 @@ impl StormSetup {
         {
             (last.kind, last.reads) = (TierKind::Remote, false);
         }
+        setup.groups = !setup.links && random.chance(1, 2);
         setup
     }
 
@@ -232,6 +230,7 @@ impl StormSetup {
         push(&|s| s.tiers.iter_mut().for_each(|tier| tier.demotes = false));
         push(&|s| s.tiers.iter_mut().for_each(|tier| tier.reads = false));
         push(&|s| s.links = false);
+        push(&|s| s.groups = false);
         push(&|s| s.prefetch = "none");
         push(&|s| s.reclaim = "lru");
         push(&|s| s.fault_threads = 1);
@@ -277,6 +276,7 @@ impl StormSetup {
             "layout" => self.layout = bounded(0..=1000)?,
             "failures" => self.failures = named(&["yes", "no"])? == "yes",
             "links" => self.links = named(&["yes", "no"])? == "yes",
+            "groups" => self.groups = named(&["yes", "no"])? == "yes",
             "kills" => self.kills = bounded(0..=10_000)?,
             "when_full" => {
                 self.when_full = match named(&["stay", "kill"])? {
@@ -293,6 +293,18 @@ impl StormSetup {
             _ => return Ok(false),
         }
         Ok(true)
+    }
+}
+
+/// Half of the files above another tier are nvm.
+fn make_nvm(tiers: &mut [TierSetup], random: &mut Random) {
+    let Some((_, above)) = tiers.split_last_mut() else {
+        return;
+    };
+    for tier in above {
+        if tier.kind == TierKind::File && random.chance(1, 2) {
+            (tier.kind, tier.reads) = (TierKind::Nvm, false);
+        }
     }
 }
 
@@ -384,6 +396,9 @@ impl Display for StormSetup {
         writeln!(out, "program_threads = {}", self.program_threads)?;
         if self.links {
             writeln!(out, "links = yes")?;
+        }
+        if self.groups {
+            writeln!(out, "groups = yes")?;
         }
         match self.sabotage {
             Some(sabotage) => writeln!(out, "sabotage = {}", sabotage.name()),

@@ -508,6 +508,7 @@ pub(super) fn config_of(setup: &StormSetup) -> Config {
 /// The policies of a setup, which holds names that are known.
 pub(super) mod policies {
     use undercroft_engine::{Engine, Ledger};
+    use undercroft_policy::place::latency_group::LatencyGroup;
     use undercroft_policy::{prefetch, reclaim};
 
     use super::super::tangle::Tangle;
@@ -517,13 +518,15 @@ pub(super) mod policies {
         reclaim::by_name(setup.reclaim).expect("a policy of the list")
     }
 
-    /// Has the engine load pages together, if the setup links them.
+    /// Has the engine load pages together, or move them in groups, if the setup says so.
     pub(crate) fn link<L>(setup: &StormSetup, engine: &mut Engine<L>)
     where
         L: Ledger,
     {
         if setup.links {
             engine.set_place(Box::new(Tangle::new(setup.seed)));
+        } else if setup.groups {
+            engine.set_place(Box::new(LatencyGroup::default()));
         }
     }
 

@@ -48,7 +48,7 @@ const THREADS: usize = 2;
 const REPLAYS_MAX: u32 = 4000;
 
 /// Cases that the default run must have met; otherwise it proves nothing about them.
-const MUST_SEE: [&str; 93] = [
+const MUST_SEE: [&str; 95] = [
     "EIO of a load",
     "EIO of a store",
     "ENOSPC",
@@ -87,6 +87,8 @@ const MUST_SEE: [&str; 93] = [
     "frame of its own",
     "full",
     "gone",
+    "group: goes down",
+    "group: goes up",
     "incompressible",
     "install: done",
     "install: lost",

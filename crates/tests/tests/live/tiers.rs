@@ -143,6 +143,12 @@ fn the_oldest_pages_of_a_small_file_go_down_in_the_background() {
     }
 }
 
+fn signal(what: &str, pid: &str) {
+    let mut kill = std::process::Command::new("kill");
+    let sent = kill.args([what, pid]).status().expect("kill runs");
+    assert!(sent.success(), "{what} to {pid}");
+}
+
 /// Two files that both have room. The program stops for long enough to cool, and goes on: slabs
 /// move down and up again, and every byte is kept.
 #[test]
@@ -167,16 +173,11 @@ fn slabs_move_by_their_temperature() {
         (held(run, 0)? > 20 * MIB).then_some(())
     });
     let client = run.status().expect("it runs")["client_pid"].to_string();
-    let signal = |what: &str| {
-        let mut kill = std::process::Command::new("kill");
-        let sent = kill.args([what, &client]).status().expect("kill runs");
-        assert!(sent.success(), "{what} to {client}");
-    };
-    signal("-STOP");
+    signal("-STOP", &client);
     run.until("cold slabs in the second file", 60, |run| {
         (held(run, 1)? > 20 * MIB).then_some(())
     });
-    signal("-CONT");
+    signal("-CONT", &client);
     let outcome = run.wait().expect(0);
     println!("{outcome}");
     let demoted = outcome.number("counters.demoted");
@@ -215,6 +216,49 @@ fn sequences_go_to_the_disk_and_come_back() {
     assert_eq!(outcome.number("counters.lost"), Some(0.0), "{outcome}");
     for at in 0..2 {
         assert_eq!(tier(&outcome, at)["errors"], 0, "{outcome}");
+    }
+}
+
+/// A buffer that is too small, above a file. While the program stands still, whole groups go down
+/// until an eighth of the buffer is free: no eviction is there to move them. When it goes on, the
+/// groups that it needs come up. Every byte is kept, and both tiers are used.
+#[test]
+fn groups_leave_a_full_buffer_and_come_back_when_they_are_needed() {
+    let name = "groups_leave_a_full_buffer_and_come_back_when_they_are_needed";
+    let _turn = beside_others();
+    if plain_only() {
+        return skip(name, "a plain run has no tiers");
+    }
+    let folder = tempfile::tempdir_in("/var/tmp").expect("a scratch folder");
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let mut run = Job::new(build("touch"))
+        .args(["48", "--rounds", "2", "--random-data", "--pace", "30"])
+        .limit(12 * MIB)
+        .options(["--placement", "latency_group", "--prefetch", "none"])
+        .tier(&format!("nvm:{},size=16M", at("buffer")))
+        .tier(&format!("file:{},size=1G", at("zone")))
+        .timeout(100)
+        .start();
+    let pages = |run: &Running, tier: usize| run.status()?["tiers"][tier]["logical_bytes"].as_u64();
+    run.until("pages in the file", 30, |run| {
+        (pages(run, 1)? > 8 * MIB).then_some(())
+    });
+    let client = run.status().expect("it runs")["client_pid"].to_string();
+    signal("-STOP", &client);
+    run.until("an eighth of the buffer is free", 30, |run| {
+        (pages(run, 0)? <= 14 * MIB).then_some(())
+    });
+    signal("-CONT", &client);
+    let outcome = run.wait().expect(0);
+    println!("{outcome}");
+    let lifted = outcome.number("counters.lifted").expect("a count");
+    let demoted = outcome.number("counters.demoted").expect("a count");
+    assert!(lifted > 500.0 && demoted > lifted + 500.0, "{outcome}");
+    assert_eq!(outcome.number("counters.lost"), Some(0.0), "{outcome}");
+    for at in 0..2 {
+        let tier = tier(&outcome, at);
+        assert!(tier["reads"].as_u64() > Some(100), "{outcome}");
+        assert_eq!(tier["errors"], 0, "{outcome}");
     }
 }
 
