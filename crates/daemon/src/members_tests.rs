@@ -462,11 +462,10 @@ fn a_bound_that_the_load_of_others_breaks_is_refused_with_the_figure_that_can_be
     let mut members = Members::new(config, BTreeSet::new());
     let refusal = |members: &mut Members, id: u64, class: &str| {
         members.hello(id, 1, hello(class));
-        let said = members.said().into_iter().find_map(|(_, said)| match said {
+        members.said().into_iter().find_map(|(_, said)| match said {
             Said::Last(ToKeeper::Refused(refusal)) => Some(refusal.why),
             _ => None,
-        });
-        said
+        })
     };
     let fast = refusal(&mut members, 1, "fast").expect("no SSD is so fast");
     assert!(fast.contains("p99=50us of class fast"), "{fast}");

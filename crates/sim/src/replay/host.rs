@@ -445,10 +445,10 @@ impl Host {
             client.spent.write += took
         }
         client.clock = end;
-        if place + 1 == self.tiers.len() {
-            if let Some(bounds) = &mut self.bounds {
-                bounds.note_write(took);
-            }
+        if place + 1 == self.tiers.len()
+            && let Some(bounds) = &mut self.bounds
+        {
+            bounds.note_write(took);
         }
     }
 
