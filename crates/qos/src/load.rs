@@ -210,10 +210,10 @@ mod tests {
         let tail = |of| SSD.tail(p99(), of).map(|tail| tail.0 / 1000);
         assert_eq!(tail(load(100.0, 0.0)), Some(90), "idle");
         assert_eq!(tail(load(5_000.0, 1_000.0)), Some(180), "beside writes");
-        // 3,000 writes need 3 channels; 20,000 reads keep 3.6 of 6 busy.
+        // 3,000 writes keep 1.9 channels busy; 20,000 reads keep 3.6 of the other 7 busy.
         let busy = tail(load(20_000.0, 3_000.0)).expect("it is served");
         assert!((200..400).contains(&busy), "{busy}");
-        assert_eq!(tail(load(33_000.0, 3_000.0)), None, "5.9 of 6");
+        assert_eq!(tail(load(38_000.0, 3_000.0)), None, "6.8 of 7");
         assert_eq!(tail(load(0.0, 15_000.0)), None, "9.6 of 9");
         assert_eq!(SSD.reads_max() as u64, 100_000);
     }
