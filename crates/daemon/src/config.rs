@@ -69,6 +69,8 @@ pub struct Class {
     pub memory_max: Bytes,
     /// The bound of its page-ins.
     pub latency: Option<LatencyBound>,
+    /// Page-ins a second that it is thought to need, until they are measured.
+    pub demand: Option<u32>,
 }
 
 /// Why a configuration is refused.
@@ -146,6 +148,7 @@ struct WrittenClass {
     memory_min: Option<Spanned<String>>,
     memory_max: Option<Spanned<String>>,
     latency: Option<Spanned<String>>,
+    demand: Option<u32>,
 }
 
 /// One file's text, to say where something is wrong.
@@ -274,6 +277,7 @@ impl Config {
             memory_min: GRANT_MIN,
             memory_max: self.memory,
             latency: None,
+            demand: None,
         };
         self.classes
             .entry(DEFAULT_CLASS.to_owned())
@@ -417,6 +421,7 @@ impl WrittenClass {
                     Some(parsed.map_err(|why| source.wrong(&text.span(), why.to_string()))?)
                 }
             },
+            demand: self.demand,
         };
         if let Some(least) = &self.memory_min
             && class.memory_min > class.memory_max

@@ -6,12 +6,14 @@
 //! program: a run goes on with what it has, and claims that from the next daemon.
 //!
 //! - `config.rs`: the configuration file and its drop-ins.
+//! - `load.rs`: whether the devices can serve one more run.
 //! - `members.rs`: who has what, and what is to be said to whom. It sees messages and times, and
 //!   does no I/O.
 //! - `server.rs`: the socket, and the loop around `members.rs`.
 #![forbid(unsafe_code)]
 
 pub mod config;
+mod load;
 mod members;
 mod server;
 

@@ -16,6 +16,7 @@ use undercroft_qos::Curves;
 use undercroft_qos::shares::{self, Waits, Want};
 
 use crate::config::{Class, Config, DEFAULT_CLASS, Divide, GRANT_MIN};
+use crate::load;
 
 /// How often a client is asked for its figures: while memory moves, while it faults, and while it
 /// does not.
@@ -32,6 +33,9 @@ const BALANCE: Duration = Duration::from_secs(6);
 const PATIENCE: Duration = Duration::from_millis(700);
 /// And is refused after this.
 const PATIENCE_MAX: Duration = Duration::from_secs(8);
+
+/// Shortest time over which page-ins are measured.
+const MEASURED_MIN: Duration = Duration::from_millis(900);
 
 /// How long the clients of an earlier daemon have to come back before new ones are admitted.
 const CLAIMS: Duration = Duration::from_secs(4);
@@ -79,6 +83,8 @@ struct Member {
     heard: Duration,
     /// It waited for its pages before that.
     waits: bool,
+    /// Its page-ins a second lately; `None`: not measured.
+    page_ins: Option<f64>,
     curves: Curves,
     refused_until: Duration,
     target: Bytes,
@@ -109,6 +115,7 @@ impl Member {
             figures: Figures::default(),
             heard: now,
             waits: false,
+            page_ins: None,
             curves: Curves::default(),
             refused_until: Duration::ZERO,
             target: limit,
@@ -274,6 +281,9 @@ impl Members {
         if let Some((why, could)) = self.storage_is_short() {
             return self.refuse(id, why, Some(could));
         }
+        if let Some(why) = self.load_is_too_much(&class, &hello.class) {
+            return self.refuse(id, why, None);
+        }
         if self.waiting.len() >= WAITING_MAX {
             return self.refuse(id, "too many runs wait already; try again".to_owned(), None);
         }
@@ -340,6 +350,16 @@ impl Members {
         None
     }
 
+    /// Why the devices cannot serve one more client of a class, if it is known how fast they are.
+    fn load_is_too_much(&self, class: &Class, name: &str) -> Option<String> {
+        let devices = load::devices(&self.config.tiers)?;
+        let here = self.members.values();
+        let here = here.map(|it| load::asks(&it.class, it.page_ins));
+        let waiting = self.waiting.iter().map(|it| load::asks(&it.class, None));
+        let here: Vec<_> = here.chain(waiting).collect();
+        load::refuses(&here, class, name, &devices)
+    }
+
     /// Bytes of the budget `at` that clients have.
     fn granted(&self, at: usize) -> u64 {
         let each = self.members.values();
@@ -386,6 +406,10 @@ impl Members {
         let waited = figures.stall_seconds - member.figures.stall_seconds;
         let passed = now.saturating_sub(member.heard).as_secs_f64();
         member.waits = shares::is_waiting(waited, passed);
+        if passed >= MEASURED_MIN.as_secs_f64() {
+            let page_ins = figures.swap_ins.saturating_sub(member.figures.swap_ins);
+            member.page_ins = Some(page_ins as f64 / passed);
+        }
         member.heard = now;
         member.figures = figures;
         if member.asked.is_none() {

@@ -13,6 +13,7 @@ fn class(weight: u32, least: u64, most: u64) -> Class {
         memory_min: Bytes(least * MIB),
         memory_max: Bytes(most * MIB),
         latency: None,
+        demand: None,
     }
 }
 
@@ -427,4 +428,64 @@ fn what_a_client_may_not_say_ends_it_and_harms_none() {
     world.tick(20);
     assert!(serde_json::to_string(&world.members.status(1)).is_ok());
     assert!(world.fakes[&good].limit.is_some());
+}
+
+/// An emulated SSD alone: 8,000 page-ins a second beside as many page-outs are all that a bound of
+/// 300 us leaves.
+#[test]
+fn a_bound_that_the_load_of_others_breaks_is_refused_with_the_figure_that_can_be_kept() {
+    let mut config = config(1024);
+    config.tiers = vec![crate::config::Budget {
+        spec: "file:/var/tmp,size=1G,shape=sata-ssd"
+            .parse()
+            .expect("a tier"),
+        sizes: None,
+    }];
+    let bounded = |bound: &str, demand: u32| Class {
+        latency: Some(bound.parse().expect("a bound")),
+        demand: Some(demand),
+        ..class(1, 4, 64)
+    };
+    for (name, class) in [
+        ("web", bounded("p99=300us", 2_000)),
+        ("fast", bounded("p99=50us", 100)),
+        (
+            "hog",
+            Class {
+                demand: Some(50_000),
+                ..class(1, 4, 64)
+            },
+        ),
+    ] {
+        config.classes.insert(name.to_owned(), class);
+    }
+    let mut members = Members::new(config, BTreeSet::new());
+    let refusal = |members: &mut Members, id: u64, class: &str| {
+        members.hello(id, 1, hello(class));
+        members.said().into_iter().find_map(|(_, said)| match said {
+            Said::Last(ToKeeper::Refused(refusal)) => Some(refusal.why),
+            _ => None,
+        })
+    };
+    let fast = refusal(&mut members, 1, "fast").expect("no SSD is so fast");
+    assert!(fast.contains("p99=50us of class fast"), "{fast}");
+    assert!(fast.contains("could be kept"), "{fast}");
+    assert_eq!(
+        refusal(&mut members, 2, "hog"),
+        None,
+        "nothing is promised yet"
+    );
+    let web = refusal(&mut members, 3, "web").expect("the hog takes it all");
+    assert!(web.contains("beside 1 run"), "{web}");
+    members.gone(2);
+    let admitted = (4..20).take_while(|id| refusal(&mut members, *id, "web").is_none());
+    let admitted = admitted.count();
+    assert!((2..=5).contains(&admitted), "{admitted}");
+    let hog = refusal(&mut members, 30, "hog").expect("bounds are promised");
+    assert!(hog.contains("bounds of others"), "{hog}");
+    assert_eq!(
+        refusal(&mut members, 31, "small"),
+        None,
+        "it declares no load"
+    );
 }

@@ -11,9 +11,11 @@
 //! time.
 //!
 //! Requests are served in the order they are submitted. Two clients' requests may be submitted out
-//! of order by less than one service time. Then the later one waits. Not modelled: garbage
-//! collection, caches inside the device, failures.
+//! of order by less than one service time. Then the later one waits. Where clients' clocks are
+//! further apart, [`Device::set_unordered`] gives a request the first time that is free for it.
+//! Not modelled: garbage collection, caches inside the device, failures.
 
+mod bookings;
 pub mod disk;
 pub mod profiles;
 mod time;
@@ -23,6 +25,7 @@ use std::collections::VecDeque;
 pub use profiles::{NAMES, Profile, by_name};
 pub use time::Time;
 
+use bookings::Bookings;
 use disk::Head;
 
 /// One direction's service time: `access + bytes * per_byte`.
@@ -103,6 +106,8 @@ struct Waiting {
 pub struct Device {
     profile: Profile,
     channels: Vec<Channel>,
+    /// Instead of `channels`, if requests come in any order of time.
+    bookings: Option<Vec<Bookings>>,
     head: Option<Head>,
     waiting: VecDeque<Waiting>,
     /// Channels that deferred writes may use, the first ones.
@@ -120,6 +125,7 @@ impl Device {
     pub fn new(profile: Profile) -> Device {
         Device {
             channels: vec![Channel::default(); profile.channels.max(1) as usize],
+            bookings: None,
             head: profile.disk.map(Head::new),
             waiting: VecDeque::with_capacity(BEHIND_MAX + 1),
             write_channels: profile.channels.max(1) as usize,
@@ -134,7 +140,25 @@ impl Device {
     pub fn set_write_slots(&mut self, slots: u32) {
         let slots = slots.max(1) as usize;
         self.behind_max = slots;
-        self.write_channels = slots.min(self.channels.len());
+        self.set_write_channels(slots as u32);
+    }
+
+    /// Bounds the channels that deferred writes use at once. As many as before may wait.
+    pub fn set_write_channels(&mut self, channels: u32) {
+        self.write_channels = (channels.max(1) as usize).min(self.channels.len());
+    }
+
+    /// Requests come in any order of time: of clients whose clocks are far apart. Before the first
+    /// request. Costs memory and a search for each request.
+    pub fn set_unordered(&mut self) {
+        assert_eq!(self.counters, Counters::default(), "before any request");
+        self.bookings = Some(vec![Bookings::default(); self.channels.len()]);
+    }
+
+    /// No request comes for a time before `now` any more; see [`Device::set_unordered`].
+    pub fn forget(&mut self, now: Time) {
+        let bookings = self.bookings.iter_mut().flatten();
+        bookings.for_each(|channel| channel.forget(now));
     }
 
     /// Its constants.
@@ -150,16 +174,12 @@ impl Device {
     /// Reads `bytes` at `offset`, asked for at `now`. O(channels).
     pub fn read(&mut self, now: Time, offset: u64, bytes: u64) -> Served {
         self.start_waiting(now);
-        let at = self.earliest(self.channels.len());
-        let start = now.max(self.channels[at].free);
-        let writing = self
-            .channels
-            .iter()
-            .any(|channel| channel.writes && channel.free > start);
-        let mut time = self.service(start, offset, bytes, false);
-        if writing && self.profile.read_beside_write > 1.0 {
+        let (mut time, mut at, mut start) =
+            self.plan(now, offset, bytes, false, self.channels.len());
+        if self.is_writing(start) && self.profile.read_beside_write > 1.0 {
             time = Time::from_ns(time.ns() * self.profile.read_beside_write);
             self.counters.interfered += 1;
+            (at, start) = self.first_fit(now, time, false, self.channels.len());
         }
         self.counters.reads += 1;
         self.counters.read_bytes += bytes;
@@ -180,12 +200,18 @@ impl Device {
     /// the oldest has started.
     pub fn write_behind(&mut self, now: Time, offset: u64, bytes: u64) -> Time {
         self.start_waiting(now);
-        self.waiting.push_back(Waiting {
+        // Those that are asked for later do not wait yet.
+        let place = match &self.bookings {
+            Some(_) => self.waiting.partition_point(|other| other.ready <= now),
+            None => self.waiting.len(),
+        };
+        let waiting = Waiting {
             ready: now,
             offset,
             bytes,
-        });
-        if self.waiting.len() <= self.behind_max {
+        };
+        self.waiting.insert(place, waiting);
+        if place < self.behind_max {
             return now;
         }
         self.start_oldest()
@@ -201,18 +227,17 @@ impl Device {
     /// Finishes all deferred writes. Returns when the last request is complete.
     pub fn finish_writes(&mut self) -> Time {
         while self.start_oldest().is_some() {}
-        self.channels
-            .iter()
-            .map(|channel| channel.free)
-            .max()
-            .unwrap_or_default()
+        let free = self.channels.iter().map(|channel| channel.free);
+        let booked = self.bookings.iter().flatten().map(Bookings::end);
+        free.chain(booked).max().unwrap_or_default()
     }
 
     /// Starts deferred writes on channels that are free before `now`.
     fn start_waiting(&mut self, now: Time) {
         while let Some(oldest) = self.waiting.front() {
-            let at = self.earliest(self.write_channels);
-            let start = oldest.ready.max(self.channels[at].free);
+            // Nothing but a disk's place changes the time of a write.
+            let time = self.profile.write.time(oldest.bytes);
+            let (_, start) = self.first_fit(oldest.ready, time, true, self.write_channels);
             if start >= now {
                 break;
             }
@@ -232,9 +257,7 @@ impl Device {
 
     /// * `channels`: how many of them it may use, the first ones.
     fn write_now(&mut self, now: Time, offset: u64, bytes: u64, channels: usize) -> Served {
-        let at = self.earliest(channels);
-        let start = now.max(self.channels[at].free);
-        let time = self.service(start, offset, bytes, true);
+        let (time, at, start) = self.plan(now, offset, bytes, true, channels);
         let unit = self.profile.unit_bytes.max(1);
         self.counters.writes += 1;
         self.counters.written_bytes += bytes;
@@ -262,15 +285,49 @@ impl Device {
         place + law.time(moved)
     }
 
-    /// The channel, of the first `channels`, that is free first.
-    fn earliest(&self, channels: usize) -> usize {
-        let free = |at: &usize| self.channels[*at].free;
-        (0..channels).min_by_key(free).unwrap_or(0)
+    /// How long a request takes, and by which of the first `channels` and when it is served.
+    fn plan(
+        &mut self,
+        now: Time,
+        offset: u64,
+        bytes: u64,
+        write: bool,
+        channels: usize,
+    ) -> (Time, usize, Time) {
+        if self.bookings.is_some() {
+            let time = self.service(now, offset, bytes, write);
+            let (at, start) = self.first_fit(now, time, write, channels);
+            return (time, at, start);
+        }
+        let (at, start) = self.first_fit(now, Time::default(), write, channels);
+        (self.service(start, offset, bytes, write), at, start)
+    }
+
+    /// The channel, of the first `channels`, that is free first for a request of this length; and
+    /// when.
+    fn first_fit(&self, now: Time, length: Time, write: bool, channels: usize) -> (usize, Time) {
+        let free = |at: usize| match &self.bookings {
+            Some(bookings) => bookings[at].first_fit(now, length, write),
+            None => self.channels[at].free,
+        };
+        let first = (0..channels).map(|at| (free(at), at)).min();
+        let (free, at) = first.unwrap_or_default();
+        (at, free.max(now))
+    }
+
+    fn is_writing(&self, time: Time) -> bool {
+        let mut channels = self.channels.iter();
+        let mut booked = self.bookings.iter().flatten();
+        booked.any(|channel| channel.writes_at(time))
+            || channels.any(|channel| channel.writes && channel.free > time)
     }
 
     fn occupy(&mut self, at: usize, start: Time, time: Time, writes: bool) -> Served {
         let end = start + time;
-        self.channels[at] = Channel { free: end, writes };
+        match &mut self.bookings {
+            Some(bookings) => bookings[at].book(start, time, writes),
+            None => self.channels[at] = Channel { free: end, writes },
+        }
         Served { start, end }
     }
 }
@@ -383,6 +440,43 @@ mod tests {
             "the writer waits instead"
         );
         assert_eq!(start_of_read(Some(1)), (false, true));
+    }
+
+    /// In order, both ways give the same; out of order, no request waits for what comes later.
+    #[test]
+    fn unordered_requests_take_the_first_time_that_is_free() {
+        let of = |unordered: bool| {
+            let mut device = device("sata-ssd");
+            if unordered {
+                device.set_unordered();
+            }
+            device
+        };
+        let (mut plain, mut other) = (of(false), of(true));
+        let mut now = Time::default();
+        for at in 0..2_000u64 {
+            now += Time::from_ns((at * 7919 % 60_000) as f64);
+            let offset = at << 12;
+            if at.is_multiple_of(3) {
+                assert_eq!(plain.read(now, offset, 4096), other.read(now, offset, 4096));
+            } else {
+                let waits = plain.write_behind(now, offset, 4096);
+                assert_eq!(waits, other.write_behind(now, offset, 4096));
+                now = waits;
+            }
+        }
+        assert_eq!(plain.counters(), other.counters());
+        assert!(plain.counters().interfered > 0, "{:?}", plain.counters());
+        let late = now + Time::from_ns(1e9);
+        for at in 0..100 {
+            other.write(late, at << 12, 4096);
+        }
+        let early = now + Time::from_ns(0.5e9);
+        assert_eq!(other.read(early, 0, 4096).start, early);
+        assert!(plain.write(late, 0, 4096).start == late);
+        let end = other.finish_writes();
+        let least = late + Time(11 * other.profile().write.time(4096).0);
+        assert!(end >= least, "100 writes on 9 channels: {end:?}");
     }
 
     #[test]

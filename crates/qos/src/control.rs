@@ -23,7 +23,7 @@ pub enum Out {
 
 /// Part of a limit, in percent, at which the queue aims. Equation 1 comes to rest where the
 /// observed latency is its goal. At the limit itself, half of the windows would miss it.
-const GOAL_PERCENT: u64 = 90;
+pub const GOAL_PERCENT: u64 = 90;
 
 /// Windows in the buffer after the first miss, and the most after many.
 const HOLD_MIN: u32 = 8;
@@ -49,6 +49,10 @@ pub struct Unkeepable {
 struct Member {
     monitor: Monitor,
     out: Out,
+    /// The device cannot keep its bound, however idle: its pages go to the buffer always.
+    always: bool,
+    /// Its pages that may be out of memory: what it takes of the buffer.
+    pages: u64,
     /// Windows for which the buffer is still held, and for how many the next miss will hold it.
     held: u32,
     next_hold: u32,
@@ -100,6 +104,8 @@ pub struct Control {
     /// Accesses through the queue in the window in progress.
     queued: Tail,
     has_buffer: bool,
+    /// Pages that the buffer holds; `None`: enough for all.
+    buffer_pages: Option<u64>,
     members: Vec<Option<Member>>,
     goals: Vec<Option<Nanos>>,
     sets: Vec<bool>,
@@ -116,6 +122,7 @@ impl Control {
             queue: Queue::new(limits),
             queued: Tail::default(),
             has_buffer,
+            buffer_pages: None,
             members: bounds.iter().map(member).collect(),
             goals: bounds.iter().map(|of| of.map(goal)).collect(),
             sets: vec![false; bounds.len()],
@@ -130,10 +137,54 @@ impl Control {
         self.sets[client] = false;
     }
 
+    /// Where admission has placed a client that has come, and what it takes. May change with each
+    /// client that comes.
+    ///
+    /// * `always`: the device cannot keep its bound, so its pages go to the buffer.
+    /// * `pages`: of it that may be out of memory at once.
+    pub fn place(&mut self, client: usize, always: bool, pages: u64) {
+        let Some(member) = &mut self.members[client] else {
+            return;
+        };
+        (member.always, member.pages) = (always && self.has_buffer, pages);
+        // The queue is none of the concern of a client that never uses it.
+        let bound = member.monitor.bound();
+        self.goals[client] = (!member.always).then(|| goal(bound));
+        self.share_buffer();
+    }
+
+    /// Says how many pages the buffer holds. It is shared among those that want it: first those
+    /// that the device cannot serve, then the smallest bounds. One that it has no room for stays at
+    /// the device, because a part of its pages would not keep a percentile.
+    pub fn set_buffer(&mut self, pages: u64) {
+        self.buffer_pages = Some(pages);
+    }
+
+    /// Says what the writes of the window in progress need, before it ends.
+    ///
+    /// * `least`: slots of the queue.
+    /// * `waited`: writes waited for a slot. Otherwise a larger queue is of no use.
+    pub fn note_writes(&mut self, least: u32, waited: bool) {
+        self.queue.set_needs(least, waited);
+    }
+
+    /// Says what the writes of all clients will need, with one that comes now: slots of the queue.
+    pub fn expect_writes(&mut self, slots: u32) {
+        self.queue.begin_at(slots);
+    }
+
     /// A client goes. What its monitor counted stays; the queue no longer regards it.
     pub fn leave(&mut self, client: usize) {
         self.goals[client] = None;
         self.sets[client] = false;
+        if let Some(member) = &mut self.members[client] {
+            member.always = false;
+        }
+    }
+
+    /// Places for clients.
+    pub fn clients(&self) -> usize {
+        self.members.len()
     }
 
     /// The page-ins of a client, if it has a bound.
@@ -175,13 +226,31 @@ impl Control {
             self.queued.clear();
         }
         self.queue.step(&self.goals, observed, &mut self.sets);
-        for (member, in_set) in self.members.iter_mut().zip(&self.sets) {
-            if let Some(member) = member {
-                member.out = if self.has_buffer && (*in_set || member.held > 0) {
-                    Out::Buffer
-                } else {
-                    Out::Regular
-                };
+        self.share_buffer();
+    }
+
+    /// Decides whose pages go to the buffer.
+    fn share_buffer(&mut self) {
+        let mut order = Vec::new();
+        let members = self.members.iter_mut().zip(&self.sets).zip(&self.goals);
+        for (at, ((member, in_set), goal)) in members.enumerate() {
+            let Some(member) = member else {
+                continue;
+            };
+            let here = member.always || goal.is_some();
+            member.out = Out::Regular;
+            if self.has_buffer && here && (member.always || *in_set || member.held > 0) {
+                order.push((!member.always, member.monitor.bound().limit, at));
+            }
+        }
+        order.sort_unstable();
+        let mut left = self.buffer_pages.unwrap_or(u64::MAX);
+        for (_, _, at) in order {
+            if let Some(member) = &mut self.members[at]
+                && member.pages <= left
+            {
+                left -= member.pages;
+                member.out = Out::Buffer;
             }
         }
     }
@@ -232,6 +301,8 @@ impl Member {
         Member {
             monitor: Monitor::new(bound),
             out: Out::Regular,
+            always: false,
+            pages: 0,
             held: 0,
             next_hold: HOLD_MIN,
             calm: 0,

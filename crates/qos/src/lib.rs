@@ -9,7 +9,9 @@
 //! - `tail.rs`: the percentile of many latencies in little memory.
 //! - `monitor.rs`: windows that kept or missed the bound.
 //! - `queue.rs`: Eq. 1 and Algorithm 1: how large the queue is, and who uses the buffer.
-//! - `admission.rs`: whether a bound can be kept at all.
+//! - `admission.rs`: whether a bound can be kept at all, by an idle device.
+//! - `load.rs`: what a device can serve: the tail of its reads beside a load.
+//! - `place.rs`: demand against capacity for all clients: who is admitted, who has the buffer.
 //! - `control.rs`: queue and buffer together, for all clients of a device.
 //! - `pressure.rs`: how much of the time a client waits for its pages.
 //! - `stall_bound.rs`: a bound of that.
@@ -21,7 +23,9 @@ pub mod admission;
 pub mod bound;
 pub mod control;
 pub mod curves;
+pub mod load;
 pub mod monitor;
+pub mod place;
 pub mod pressure;
 pub mod queue;
 pub mod shares;
@@ -32,7 +36,9 @@ pub use admission::{Capacity, Demand, Refused, admit};
 pub use bound::{BoundError, LatencyBound, Percentile};
 pub use control::{Control, Misses, Out, Unkeepable};
 pub use curves::Curves;
+pub use load::{Load, Service};
 pub use monitor::{Judged, Monitor, Window};
+pub use place::{Asks, Could, Devices, admit_one, place};
 pub use queue::{Queue, QueueLimits};
 pub use stall_bound::{NoStallMax, StallControl, StallMax};
 pub use tail::Tail;

@@ -15,6 +15,10 @@
 //! - If no bound can be served, S is its least size. The algorithm as printed leaves it below.
 //! - Without an observation (no client used the queue), S and the sets stay.
 //! - The paper gives no value of g.
+//! - The least size is what writes need, if that is known, and not the channels: an SSD whose reads
+//!   find a channel without a write keeps smaller bounds. S grows only while writes wait for it.
+//!   After a goal was missed, S stays below that size, for longer each time: above it, the tail of
+//!   reads jumps by the time of a write.
 
 use undercroft_base::Nanos;
 
@@ -61,7 +65,22 @@ pub struct Queue {
     limits: QueueLimits,
     /// S(t), between the limits.
     size: f64,
+    /// What writes need; `None`: unknown.
+    needs: Option<Needs>,
+    /// The goal was missed at this size; it holds for this many steps, and the next one for longer.
+    ceiling: Option<(f64, u32)>,
+    next_hold: u32,
 }
+
+/// Slots that writes need.
+#[derive(Clone, Copy, Debug)]
+struct Needs {
+    least: u32,
+    waited: bool,
+}
+
+/// Steps for which S stays below a size that missed the goal: at first, and at most.
+const HOLD: (u32, u32) = (8, 256);
 
 impl Queue {
     /// A queue of the largest size. Panics if the limits exclude each other.
@@ -74,7 +93,24 @@ impl Queue {
         Queue {
             limits,
             size: f64::from(limits.max),
+            needs: None,
+            ceiling: None,
+            next_hold: HOLD.0,
         }
+    }
+
+    /// Says what writes needed since the last step.
+    ///
+    /// * `least`: slots. * `waited`: they waited for one.
+    pub fn set_needs(&mut self, least: u32, waited: bool) {
+        let least = least.clamp(self.limits.min, self.limits.max);
+        self.needs = Some(Needs { least, waited });
+    }
+
+    /// Writes will need this many slots at most: S begins no larger.
+    pub fn begin_at(&mut self, slots: u32) {
+        let (min, max) = (self.limits.min, self.limits.max);
+        self.size = self.size.min(f64::from(slots.clamp(min, max)));
     }
 
     /// One step of Algorithm 1. O(clients squared), no allocation.
@@ -93,7 +129,8 @@ impl Queue {
             return;
         };
         uses_buffer.fill(false);
-        let (min, max) = (f64::from(self.limits.min), f64::from(self.limits.max));
+        let least = self.needs.map_or(self.limits.min, |needs| needs.least);
+        let (min, max) = (f64::from(least), f64::from(self.limits.max));
         let mut next = max;
         while let Some(first) = most_sensitive(bounds, uses_buffer) {
             next = self.after(bounds[first].unwrap_or_default(), observed);
@@ -102,7 +139,27 @@ impl Queue {
             }
             uses_buffer[first] = true;
         }
-        self.size = next.clamp(min, max);
+        let next = next.clamp(min, max);
+        self.size = match self.needs {
+            Some(needs) => self.held_down(next, needs).max(min),
+            None => next,
+        };
+    }
+
+    /// A size that is no larger than writes need, and below one that missed the goal lately.
+    fn held_down(&mut self, next: f64, needs: Needs) -> f64 {
+        if next < self.size {
+            self.ceiling = Some(((self.size.floor() - 1.0).max(1.0), self.next_hold));
+            self.next_hold = (2 * self.next_hold).min(HOLD.1);
+            return next;
+        }
+        self.ceiling = match self.ceiling {
+            Some((size, left)) if left > 1 => Some((size, left - 1)),
+            _ => None,
+        };
+        let ceiling = self.ceiling.map_or(next, |(size, _)| size);
+        let wanted = if needs.waited { next } else { self.size };
+        wanted.min(ceiling.max(self.size))
     }
 
     /// Equation 1.

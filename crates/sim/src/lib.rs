@@ -23,7 +23,7 @@ pub use memory_trace::MemoryTrace;
 pub use outcome::SimReport;
 pub use page_stream::PageStream;
 pub use setup::{Setup, SetupError};
-pub use sharing::{Sharing, Terms};
+pub use sharing::{Load, Sharing, Terms};
 pub use sweep::{Results, Sweep};
 
 /// Runs one simulation of a numbered trace.

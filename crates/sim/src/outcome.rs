@@ -341,7 +341,8 @@ impl SimReport {
                 },
             },
             references,
-            writes: sum(&|c| c.stream.writes),
+            // A client that was refused has done nothing.
+            writes: sum(&|c| if c.at == 0 { 0 } else { c.stream.writes }),
             footprint_pages: sum(&|c| c.stream.footprint()),
             memory_pages: sum(&|c| c.frames),
             misses,

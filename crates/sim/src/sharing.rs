@@ -5,6 +5,7 @@ use std::fmt;
 use serde::Serialize;
 use undercroft_base::{Bytes, Nanos};
 use undercroft_qos::LatencyBound;
+pub use undercroft_qos::Load;
 
 /// How the clients of a simulation share its memory.
 #[derive(Clone, Debug, PartialEq)]
@@ -15,6 +16,8 @@ pub struct Sharing {
     pub by_curves: bool,
     /// Virtual time between two divisions by curves.
     pub every: Nanos,
+    /// Whether bounds that cannot be kept are refused. False: to see what becomes of them.
+    pub admission: bool,
 }
 
 /// What one client is promised, and when it comes. It leaves at the end of its trace.
@@ -28,6 +31,9 @@ pub struct Terms {
     pub most: Bytes,
     /// Its latency bound.
     pub bound: Option<LatencyBound>,
+    /// What it says it will ask for. `None`: with a bound, as much as the bound allows
+    /// ([`Load::of_bound`]); without one, nothing. What is measured counts once it is here.
+    pub demand: Option<Load>,
     /// When it asks to be admitted.
     pub comes: Nanos,
     /// Processor and DRAM time of each of its references.
@@ -42,6 +48,11 @@ pub enum Refusal {
     Bound {
         /// The least limit that could be kept.
         could: Nanos,
+    },
+    /// Its load breaks what others are promised, or no limit can be kept beside it.
+    Load {
+        /// This many page-ins a second could be served.
+        could: u64,
     },
     /// The protection of the others leaves less than its own.
     Protection {
@@ -59,6 +70,9 @@ impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Refusal::Bound { could } => write!(f, "its bound; {could} could be kept"),
+            Refusal::Load { could } => {
+                write!(f, "its load; {could} page-ins a second could be served")
+            }
             Refusal::Protection { could } => {
                 write!(f, "its protection; {could} could be protected")
             }

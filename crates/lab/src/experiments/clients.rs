@@ -9,7 +9,7 @@ use undercroft_base::{Bytes, Nanos};
 use undercroft_sim::outcome::ClientOutcome;
 use undercroft_sim::setup::{Initial, Latencies, Memory, SimRoom};
 use undercroft_sim::sweep::streams_of;
-use undercroft_sim::{PageStream, Setup, Sharing, SimReport, Terms, open, simulate};
+use undercroft_sim::{Load, PageStream, Setup, Sharing, SimReport, Terms, open, simulate};
 
 /// What clients of one kind do, and what they are promised.
 struct Class {
@@ -23,6 +23,19 @@ struct Class {
     /// Protection, in percent of the footprint.
     least_percent: u64,
     reference_time: Nanos,
+    /// References that write.
+    writes_percent: f64,
+}
+
+impl Class {
+    /// What it declares: the most that it can ask for, as if no page were in memory.
+    fn demand(&self) -> Load {
+        let reads = 1e9 / self.reference_time.0 as f64;
+        Load {
+            reads,
+            writes: reads * self.writes_percent / 100.0,
+        }
+    }
 }
 
 /// The bounds are those of NVSwap's figures, and one that the SSD cannot keep.
@@ -35,6 +48,7 @@ const CLASSES: [Class; 6] = [
         weight: 2,
         least_percent: 25,
         reference_time: Nanos(2_000_000),
+        writes_percent: 5.0,
     },
     Class {
         name: "300us",
@@ -44,6 +58,7 @@ const CLASSES: [Class; 6] = [
         weight: 2,
         least_percent: 15,
         reference_time: Nanos(2_000_000),
+        writes_percent: 5.0,
     },
     Class {
         name: "1000us",
@@ -53,6 +68,7 @@ const CLASSES: [Class; 6] = [
         weight: 1,
         least_percent: 10,
         reference_time: Nanos(2_000_000),
+        writes_percent: 50.0,
     },
     Class {
         name: "phases",
@@ -62,6 +78,7 @@ const CLASSES: [Class; 6] = [
         weight: 1,
         least_percent: 5,
         reference_time: Nanos(2_000_000),
+        writes_percent: 30.0,
     },
     Class {
         name: "small",
@@ -71,6 +88,7 @@ const CLASSES: [Class; 6] = [
         weight: 1,
         least_percent: 5,
         reference_time: Nanos(2_000_000),
+        writes_percent: 10.0,
     },
     Class {
         name: "writer",
@@ -80,6 +98,7 @@ const CLASSES: [Class; 6] = [
         weight: 1,
         least_percent: 5,
         reference_time: Nanos(4_000_000),
+        writes_percent: 100.0,
     },
 ];
 
@@ -154,6 +173,7 @@ fn terms(sizes: &Sizes, client: usize) -> anyhow::Result<Terms> {
             "" => None,
             text => Some(text.parse()?),
         },
+        demand: Some(class.demand()),
         comes: Nanos(sizes.gap.0 * client as u64),
         reference_time: class.reference_time,
     })
@@ -183,6 +203,7 @@ fn simulate_once(
             terms: terms?,
             by_curves,
             every: Nanos(6_000_000_000),
+            admission: true,
         }),
         ..Setup::default()
     };
@@ -289,9 +310,10 @@ fn model(sizes: &Sizes) -> Vec<String> {
         "Devices are emulated: one Optane module (the buffer) and one SATA SSD, as in NVSwap, by their data \
          sheets (`device/src/profiles.rs`). All clients share them."
             .to_owned(),
-        "Admission, latency control and division of DRAM are the code of `undercroft-qos` that runs live. \
-         Admission keeps a part of the buffer for each client whose bound the idle SSD cannot keep. Memory \
-         that one client gives is there for another at once."
+        "Latency control and division of DRAM are the code of `undercroft-qos` that runs live. Admission weighs \
+         the load of all clients, as declared and then as measured. Clients whose bound the SSD cannot keep \
+         beside that load have the buffer, and begin when their pages are there. Memory that one client gives \
+         is there for another at once."
             .to_owned(),
     ]
 }

@@ -3,12 +3,16 @@
 //! The regular zone is the last tier, and its queue is the device's deferred writes. The buffer is
 //! the first tier, if there is more than one. A page of a client that uses the regular zone goes to
 //! the last tier first; a page of a client that uses the buffer goes to the first (`buffer.rs`).
+//!
+//! Clients that come and go under one budget share a device that may be anything from idle to
+//! overloaded. There S(t) is the number of channels that write, between what writes need and all of
+//! them, and the buffer is shared by bounds.
 
 use undercroft_base::Nanos;
 use undercroft_device::Time;
 use undercroft_engine::limits::EVICT_PAGES_MAX;
 use undercroft_policy::place::{LatencyClass, TierOrder};
-use undercroft_qos::{Control, LatencyBound, Monitor, Out, QueueLimits};
+use undercroft_qos::{Control, LatencyBound, Monitor, Out, QueueLimits, Service};
 
 use crate::setup::{Setup, SetupError, TierModel};
 
@@ -21,6 +25,32 @@ pub(super) struct Bounds {
     first: LatencyClass,
     window: Time,
     window_end: Time,
+    /// Writes to the last tier in the window in progress; `None`: they are not counted.
+    writes: Option<Writes>,
+}
+
+/// Writes of one window.
+struct Writes {
+    /// Of the last tier.
+    service: Service,
+    count: u64,
+    /// Time that clients waited for them.
+    waited: Time,
+    since: Time,
+}
+
+/// Writes wait for slots if clients have waited for them for this part of a window, all together.
+const WAITED: f64 = 0.5;
+
+impl Writes {
+    /// Ends the window: slots that were needed, and whether there were too few.
+    fn end(&mut self, now: Time) -> (u32, bool) {
+        let seconds = (now - self.since).seconds().max(1e-9);
+        let least = self.service.write_channels(self.count as f64 / seconds);
+        let waited = self.waited.seconds() > seconds * WAITED;
+        (self.count, self.waited, self.since) = (0, Time::default(), now);
+        (least, waited)
+    }
 }
 
 impl Bounds {
@@ -59,12 +89,61 @@ impl Bounds {
             first: setup.tiers[0].kind.latency(),
             window,
             window_end: window,
+            writes: None,
         }))
+    }
+
+    /// Clients come and go: the buffer is shared, and writes use only the channels that they need.
+    ///
+    /// * `service`: of the last tier. * `buffer`: pages of the first, if there is another.
+    pub(super) fn share(&mut self, service: Service, buffer: Option<u64>) {
+        let limits = QueueLimits {
+            min: 1,
+            max: service.channels.max(1),
+            ..QueueLimits::of_channels(service.channels)
+        };
+        let clients = self.control.clients();
+        self.control = Control::new(limits, &vec![None; clients], buffer.is_some());
+        if let Some(pages) = buffer {
+            self.control.set_buffer(pages);
+        }
+        self.writes = Some(Writes {
+            service,
+            count: 0,
+            waited: Time::default(),
+            since: Time::default(),
+        });
     }
 
     /// A client with a bound comes.
     pub(super) fn join(&mut self, client: usize, bound: LatencyBound) {
         self.control.join(client, bound);
+    }
+
+    /// Where admission places a client; see [`Control::place`].
+    pub(super) fn place(&mut self, client: usize, always: bool, pages: u64) {
+        self.control.place(client, always, pages);
+    }
+
+    /// All clients will write this many pages a second, with one that comes now.
+    pub(super) fn expect_writes(&mut self, each_second: f64) {
+        if let Some(writes) = &self.writes {
+            let slots = writes.service.write_channels(each_second);
+            self.control.expect_writes(slots);
+        }
+    }
+
+    /// A page was written to the last tier, and a client waited for it.
+    pub(super) fn note_write(&mut self, waited: Time) {
+        if let Some(writes) = &mut self.writes {
+            writes.count += 1;
+            writes.waited += waited;
+        }
+    }
+
+    /// S(t) is the number of channels that write.
+    pub(super) fn counts_channels(&self) -> bool {
+        self.writes.is_some()
     }
 
     /// A client goes.
@@ -79,6 +158,9 @@ impl Bounds {
     pub(super) fn note(&mut self, client: usize, now: Time, took: Nanos, queued: bool) -> bool {
         let ended = now >= self.window_end;
         if ended {
+            if let Some((least, waited)) = self.writes.as_mut().map(|of| of.end(now)) {
+                self.control.note_writes(least, waited);
+            }
             self.control.end_windows();
             while self.window_end <= now {
                 self.window_end += self.window;
@@ -111,7 +193,7 @@ impl Bounds {
     /// Pages of one reclaim batch.
     pub(super) fn batch(&self) -> usize {
         let batch = self.control.batch() as usize;
-        if self.turns {
+        if self.turns && self.writes.is_none() {
             batch.clamp(1, EVICT_PAGES_MAX)
         } else {
             EVICT_PAGES_MAX

@@ -5,6 +5,7 @@
 //! moves groups by itself has its own.
 
 use undercroft_base::{Nanos, PageNo, PageState, Slot, Stamp, TierId, VirtPage};
+use undercroft_device::Time;
 use undercroft_engine::DemoteItem;
 
 use super::client::Client;
@@ -49,10 +50,24 @@ impl Host {
         }
     }
 
-    /// Moves the group of a page from the last tier to the buffer, while the client goes on.
-    fn fill_buffer(&mut self, client: &mut Client<'_>, no: PageNo) {
+    /// Moves all pages of a client from the last tier to the buffer, group by group, before it goes
+    /// on: its bound cannot be kept while it reads them one by one.
+    pub(super) fn fill_buffer_with_all(&mut self, client: &mut Client<'_>) {
+        if !self.uses_buffer(client) {
+            return;
+        }
+        for first in (0..client.stream.numbers).step_by(GROUP as usize) {
+            let end = self.fill_buffer(client, PageNo(first));
+            client.clock = client.clock.max(end);
+        }
+    }
+
+    /// Moves the group of a page from the last tier to the buffer, while the client goes on: as
+    /// many of it as the buffer has room for. Returns when the last tier has been read.
+    fn fill_buffer(&mut self, client: &mut Client<'_>, no: PageNo) -> Time {
         let last = self.tiers.len() - 1;
         let first = no.0 / GROUP * GROUP;
+        let room = self.tiers[0].free_pages().min(u64::from(GROUP)) as usize;
         let mut group: Vec<(PageNo, Slot, Stamp)> = Vec::new();
         for page in first..first + GROUP {
             let entry = client
@@ -63,17 +78,18 @@ impl Host {
                 group.push((PageNo(page), entry.slot, entry.stamp));
             }
         }
+        group.truncate(room);
         let Some((_, from, _)) = group.first().copied() else {
-            return;
+            return client.clock;
         };
-        self.tiers[last].read(client.clock, from, group.len() as u64);
+        let end = self.tiers[last].read(client.clock, from, group.len() as u64);
         for (no, slot, stamp) in group {
             if !self.takes(client, 0) {
                 break;
             }
             let to = self.tiers[0].take(client.home + u64::from(no.0), false);
             client.held[0] += 1;
-            self.tiers[0].write(client.clock, to);
+            self.tiers[0].write(end, to);
             let item = DemoteItem {
                 no,
                 tier: tier_id(last),
@@ -84,5 +100,6 @@ impl Host {
             client.engine.migrations().demoted(item, tier_id(0), to);
         }
         self.collect(client);
+        end
     }
 }

@@ -109,6 +109,8 @@ pub struct Seen {
     pub first_touches: u64,
     /// Those that read from a tier.
     pub loads: u64,
+    /// Pages that left with a write, to whatever tier.
+    pub writes: u64,
     /// Prefetched pages that were used before they left.
     pub ahead_used: u64,
 }

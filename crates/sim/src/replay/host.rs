@@ -79,8 +79,11 @@ impl Host {
     /// Bounds the queue of the last tier as the control of latency bounds says.
     pub(super) fn bound_queue(&mut self) {
         let slots = self.bounds.as_ref().and_then(Bounds::slots);
-        if let (Some(slots), Some(last)) = (slots, self.tiers.last_mut()) {
-            last.set_write_slots(slots);
+        let channels = self.bounds.as_ref().is_some_and(Bounds::counts_channels);
+        match (slots, self.tiers.last_mut()) {
+            (Some(slots), Some(last)) if channels => last.set_write_channels(slots),
+            (Some(slots), Some(last)) => last.set_write_slots(slots),
+            _ => {}
         }
     }
 
@@ -95,6 +98,11 @@ impl Host {
         self.serve(client, no, write)?;
         client.note_wait(from);
         Ok(())
+    }
+
+    /// Every clock is at `now` or later.
+    pub(super) fn forget(&mut self, now: Time) {
+        self.tiers.iter_mut().for_each(|tier| tier.forget(now));
     }
 
     /// Serves the reference at which a client stopped: loads its page, or waits for it.
@@ -413,6 +421,7 @@ impl Host {
             let slot = self.tiers[place].take(home, over);
             client.held[place] += 1;
             self.write(client, place, slot);
+            client.seen.writes += 1;
             return Ok(Outcome::Stored(tier_id(place), slot));
         }
         Err(SetupError::TiersFull { references: 0 })
@@ -451,6 +460,11 @@ impl Host {
             client.spent.write += took
         }
         client.clock = end;
+        if place + 1 == self.tiers.len()
+            && let Some(bounds) = &mut self.bounds
+        {
+            bounds.note_write(took);
+        }
     }
 
     /// Whether a tier has room for one more page of the client.

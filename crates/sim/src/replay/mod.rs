@@ -151,11 +151,22 @@ impl<'a> Replay<'a> {
                 following.begin(&mut client.engine);
             }
         }
-        for tier in &mut replay.host.tiers {
+        replay.start();
+        Ok(replay)
+    }
+
+    /// The simulation proper begins: devices are idle, and what was counted does not count.
+    fn start(&mut self) {
+        for tier in &mut self.host.tiers {
+            if self.clients.len() > 1 {
+                tier.set_unordered();
+            }
             tier.start();
         }
-        replay.host.bound_queue();
-        Ok(replay)
+        if self.sharing.is_some() {
+            self.host.share_devices();
+        }
+        self.host.bound_queue();
     }
 
     /// Runs to the end of the trace.
@@ -186,6 +197,7 @@ impl<'a> Replay<'a> {
         let divide = clients.len();
         queue.extend(sharing.as_ref().map(|of| Reverse((of.every, divide))));
         while let Some(Reverse((now, at))) = queue.pop() {
+            host.forget(now);
             let Some(per_reference) = go_on(sharing, clients, host, (at, now))? else {
                 let next = sharing
                     .as_ref()

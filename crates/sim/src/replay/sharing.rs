@@ -1,6 +1,6 @@
 //! Many clients under one budget of DRAM, in virtual time: who is admitted, and who has how much.
 //!
-//! What decides is `undercroft-qos`, as in the daemon: [`admit`] for bounds,
+//! What decides is `undercroft-qos`, as in the daemon: [`admit_one`] for bounds,
 //! [`shares::unprotected`] for protection, [`shares::targets`] for limits, [`Curves`] for what
 //! memory is worth. What differs is that no answer is awaited: a client that gives memory has given
 //! it before another gets it.
@@ -8,7 +8,7 @@
 use undercroft_base::{Bytes, CHUNK_PAGES, Nanos, PAGE_BYTES, PageCount};
 use undercroft_device::{Time, profiles};
 use undercroft_qos::shares::{self, Waits, Want};
-use undercroft_qos::{Capacity, Curves, Demand, LatencyBound, admit};
+use undercroft_qos::{Asks, Could, Curves, Devices, Load, Service, admit_one};
 
 use super::client::Client;
 use super::host::Host;
@@ -40,8 +40,12 @@ struct Member {
     /// Limit times seconds.
     held: f64,
     held_at: Time,
-    /// Pages of the buffer that are kept for its bound.
-    reserved: u64,
+    /// When its load began to be measured, and its page-ins and page-outs until then.
+    measured: (Time, u64, u64),
+    /// What it asked for lately; before that, what it said.
+    load: Load,
+    /// Admission has found that the device cannot keep its bound.
+    buffered: bool,
     left: Time,
 }
 
@@ -50,6 +54,7 @@ pub(super) struct Division {
     memory: Bytes,
     by_curves: bool,
     pub(super) every: Time,
+    admission: bool,
     members: Vec<Member>,
 }
 
@@ -57,6 +62,15 @@ pub(super) struct Division {
 fn waited(client: &Client<'_>) -> f64 {
     (client.spent.total() - client.spent.reference).seconds()
 }
+
+/// What a client asks for, by what it says.
+fn declared(terms: &Terms) -> Load {
+    let by_bound = || terms.bound.map(|bound| Load::of_bound(bound.limit));
+    terms.demand.or_else(by_bound).unwrap_or_default()
+}
+
+/// A load is measured for this long at least.
+const MEASURED_MIN: Time = Time(1_000_000_000_000); // a second
 
 fn time(nanos: Nanos) -> Time {
     Time(nanos.0 * 1000)
@@ -76,13 +90,16 @@ impl Division {
             waits: false,
             held: 0.0,
             held_at: Time::default(),
-            reserved: 0,
+            measured: (Time::default(), 0, 0),
+            load: declared(terms),
+            buffered: false,
             left: Time::default(),
         };
         Division {
             memory,
             by_curves: sharing.by_curves,
             every: time(sharing.every),
+            admission: sharing.admission,
             members: sharing.terms.iter().map(member).collect(),
         }
     }
@@ -125,7 +142,7 @@ impl Division {
         at: usize,
         now: Time,
     ) -> Result<bool, SetupError> {
-        if let Some(refusal) = self.refuses(&clients[at], host, at) {
+        if let Some(refusal) = self.refuses(clients, host, at, now) {
             self.members[at].place = Place::Refused(refusal);
             return Ok(false);
         }
@@ -143,62 +160,81 @@ impl Division {
         if let (Some(bounds), Some(bound)) = (&mut host.bounds, self.members[at].terms.bound) {
             bounds.join(at, bound);
         }
+        self.place_all(clients, host);
+        host.fill_buffer_with_all(&mut clients[at]);
+        self.members[at].measured.0 = clients[at].clock;
         Ok(true)
     }
 
     /// Whether a client's bound or protection cannot be kept.
-    fn refuses(&mut self, client: &Client<'_>, host: &Host, at: usize) -> Option<Refusal> {
-        let terms = &self.members[at].terms;
-        if let Some(bound) = terms.bound {
-            let out = client.stream.footprint();
-            let out = out.saturating_sub(terms.least.0 / PAGE_BYTES as u64);
-            match self.refuses_bound(host, bound, out) {
-                Ok(reserved) => self.members[at].reserved = reserved,
-                Err(refusal) => return Some(refusal),
-            }
-        }
+    fn refuses(
+        &mut self,
+        clients: &[Client<'_>],
+        host: &Host,
+        at: usize,
+        now: Time,
+    ) -> Option<Refusal> {
+        let placed = match self.refuses_load(clients, host, at, now) {
+            Ok(placed) => placed,
+            Err(refusal) => return Some(refusal),
+        };
         let here = self.wants(None);
         let could = shares::unprotected(self.memory, &here);
-        (could < self.members[at].terms.least).then_some(Refusal::Protection { could })
+        if could < self.members[at].terms.least {
+            return Some(Refusal::Protection { could });
+        }
+        let all: Vec<usize> = self.here().chain([at]).collect();
+        for (at, buffered) in all.into_iter().zip(placed) {
+            self.members[at].buffered = buffered;
+        }
+        None
     }
 
-    /// * `out`: its pages that may be out of memory at once.
-    ///
-    /// Returns the pages of the buffer that are kept for it.
-    fn refuses_bound(&self, host: &Host, bound: LatencyBound, out: u64) -> Result<u64, Refusal> {
-        let reserved: u64 = self.here().map(|at| self.members[at].reserved).sum();
-        let last = host.tiers.len() - 1;
-        // The path depends on the tier, so it counts as a part of the read.
-        let read = |tier: &ReplayTier| {
-            let Some(device) = tier.device() else {
-                return Nanos(tier.load_ns());
-            };
-            let (profile, setup) = (device.profile(), &host.setup);
-            let software = setup.software.of(profile.attach, profiles::SOFTWARE_NS);
-            let switches = setup.context_switch;
-            let switches = switches.of(profile.attach, profiles::CONTEXT_SWITCH_NS);
-            Nanos((profile.read.time(setup.page_bytes) + software + switches).0 / 1000)
-        };
-        let capacity = |(place, tier): (usize, &ReplayTier)| Capacity {
-            read: read(tier),
-            pages: match place {
-                0 if last > 0 => (tier.held() + tier.free_pages()).saturating_sub(reserved),
-                _ => tier.held().saturating_add(tier.free_pages()),
-            },
-        };
-        let tiers: Vec<Capacity> = host.tiers.iter().enumerate().map(capacity).collect();
-        let demand = Demand {
-            path: Nanos(0),
-            pages: Some(out),
-        };
-        match admit(bound, demand, &tiers) {
-            Err(refused) => Err(Refusal::Bound {
-                could: refused.least,
-            }),
-            // The last tier alone would do, while it is idle.
-            Ok(()) if admit(bound, demand, &tiers[last..]).is_ok() => Ok(0),
-            Ok(()) => Ok(out),
+    /// Whether the devices can serve a client beside the others. Returns whose pages go to the
+    /// buffer: of each client that is here, and of this one.
+    fn refuses_load(
+        &mut self,
+        clients: &[Client<'_>],
+        host: &Host,
+        at: usize,
+        now: Time,
+    ) -> Result<Vec<bool>, Refusal> {
+        let here: Vec<usize> = self.here().collect();
+        let mut set = Vec::new();
+        for at in &here {
+            self.members[*at].measure(&clients[*at], now);
+            set.push(self.members[*at].asks(&clients[*at]));
         }
+        let new = self.members[at].asks(&clients[at]);
+        match admit_one(&set, new, &host.devices()) {
+            Ok(placed) => Ok(placed),
+            Err(_) if !self.admission => Ok(Vec::new()),
+            Err(Could::Limit(could)) => Err(Refusal::Bound { could }),
+            Err(Could::Part(part)) => Err(Refusal::Load {
+                could: (new.load.reads * part) as u64,
+            }),
+        }
+    }
+
+    /// Tells control where admission has placed all clients, and what the writes of those at the
+    /// device will need.
+    fn place_all(&self, clients: &[Client<'_>], host: &mut Host) {
+        let Some(bounds) = &mut host.bounds else {
+            return;
+        };
+        let mut writes = 0.0;
+        for at in self
+            .here()
+            .filter(|at| self.members[*at].terms.bound.is_some())
+        {
+            let buffered = self.members[at].buffered;
+            bounds.place(at, buffered, clients[at].stream.footprint());
+        }
+        for at in self.here().filter(|at| !self.members[*at].buffered) {
+            writes += self.members[at].load.writes;
+        }
+        bounds.expect_writes(writes);
+        host.bound_queue();
     }
 
     /// A client has come to its end: what it had goes to the others.
@@ -334,6 +370,30 @@ impl Division {
 }
 
 impl Member {
+    /// What it asks for, for admission.
+    fn asks(&self, client: &Client<'_>) -> Asks {
+        Asks {
+            bound: self.terms.bound,
+            load: self.load,
+            // A page in memory keeps its copy in the tier, while it is clean.
+            pages: client.stream.footprint(),
+        }
+    }
+
+    /// Measures its load, if it is time.
+    fn measure(&mut self, client: &Client<'_>, now: Time) {
+        let (since, reads, writes) = self.measured;
+        if now - since < MEASURED_MIN {
+            return;
+        }
+        let seconds = (now - since).seconds();
+        self.load = Load {
+            reads: (client.seen.loads - reads) as f64 / seconds,
+            writes: (client.seen.writes - writes) as f64 / seconds,
+        };
+        self.measured = (now, client.seen.loads, client.seen.writes);
+    }
+
     /// Takes a client's figures.
     fn hear(&mut self, client: &Client<'_>, now: Time) {
         let all = waited(client);
@@ -360,7 +420,55 @@ impl Member {
     }
 }
 
+/// Part of the buffer, in percent, that is given to clients: a page on its way to memory still has
+/// its place.
+const BUFFER_PERCENT: u64 = 90;
+
 impl Host {
+    /// First and last tier, as their models say.
+    pub(super) fn devices(&self) -> Devices {
+        let service = |tier: &ReplayTier| {
+            let Some(device) = tier.device() else {
+                let read = Nanos(tier.load_ns());
+                return Service {
+                    path: Nanos(0),
+                    read,
+                    write: read,
+                    beside: 1.0,
+                    channels: 1,
+                };
+            };
+            let (profile, setup) = (device.profile(), &self.setup);
+            let software = setup.software.of(profile.attach, profiles::SOFTWARE_NS);
+            let switches = setup.context_switch;
+            let switches = switches.of(profile.attach, profiles::CONTEXT_SWITCH_NS);
+            Service {
+                path: Nanos((software + switches).0 / 1000),
+                read: Nanos(profile.read.time(setup.page_bytes).0 / 1000),
+                write: Nanos(profile.write.time(setup.page_bytes).0 / 1000),
+                beside: profile.read_beside_write,
+                channels: profile.channels.max(1),
+            }
+        };
+        let pages = |tier: &ReplayTier| {
+            let all = tier.held().saturating_add(tier.free_pages());
+            (u128::from(all) * u128::from(BUFFER_PERCENT) / 100) as u64
+        };
+        let (first, last) = (&self.tiers[0], &self.tiers[self.tiers.len() - 1]);
+        Devices {
+            device: service(last),
+            buffer: (self.tiers.len() > 1).then(|| (service(first), pages(first))),
+        }
+    }
+
+    /// Bounds are those of clients that come and go.
+    pub(super) fn share_devices(&mut self) {
+        let devices = self.devices();
+        if let Some(bounds) = &mut self.bounds {
+            bounds.share(devices.device, devices.buffer.map(|(_, pages)| pages));
+        }
+    }
+
     /// Forgets every page of a client.
     fn drop_all(&mut self, client: &mut Client<'_>) -> Result<(), SetupError> {
         if self.setup.room != SimRoom::AfterPlan {

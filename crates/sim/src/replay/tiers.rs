@@ -207,6 +207,27 @@ impl ReplayTier {
         }
     }
 
+    /// Bounds the channels of deferred writes; see [`Device::set_write_channels`].
+    pub fn set_write_channels(&mut self, channels: u32) {
+        if let Some(device) = &mut self.device {
+            device.set_write_channels(channels);
+        }
+    }
+
+    /// Its clients' clocks may be far apart. Before the first request.
+    pub fn set_unordered(&mut self) {
+        if let Some(device) = &mut self.device {
+            device.set_unordered();
+        }
+    }
+
+    /// No request comes for a time before `now` any more.
+    pub fn forget(&mut self, now: Time) {
+        if let Some(device) = &mut self.device {
+            device.forget(now);
+        }
+    }
+
     /// Resets the counts, and keeps the pages: the simulation proper starts here.
     pub fn start(&mut self) {
         self.counters = TierCounters {

@@ -1,0 +1,95 @@
+//! Whether the devices can serve one more run beside those that are here. `undercroft-qos` decides,
+//! as in the simulator: docs/design/0035.
+//!
+//! The last tier is the device, the first is the buffer if it is another. Only a tier with `shape=`
+//! says how fast it is, so load is weighed where these two have one. A grant of the buffer is a
+//! run's own, so the buffer has room for every run.
+
+use undercroft_base::Nanos;
+use undercroft_qos::{Asks, Could, Devices, LatencyBound, Load, Service, admit_one};
+use undercroft_tier::shape::ShapeName;
+use undercroft_tier::spec::TierSpec;
+
+use crate::config::{Budget, Class};
+
+/// What a page-in takes besides its read: it is verified and installed, and a thread is woken.
+const PATH: Nanos = Nanos(10_000);
+
+/// The devices of all runs; `None`: it is not known how fast they are.
+pub(crate) fn devices(tiers: &[Budget]) -> Option<Devices> {
+    let (first, last) = (tiers.first()?, tiers.last()?);
+    let device = service(shape_of(&last.spec)?);
+    let buffer = match tiers.len() {
+        1 => None,
+        _ => Some((service(shape_of(&first.spec)?), u64::MAX)),
+    };
+    Some(Devices { device, buffer })
+}
+
+fn shape_of(spec: &TierSpec) -> Option<ShapeName> {
+    match spec {
+        TierSpec::Ram(spec) => spec.shape,
+        TierSpec::Nvm(spec) => spec.shape,
+        TierSpec::File(spec) => spec.shape,
+        TierSpec::Remote(_) => None,
+    }
+}
+
+fn service(shape: ShapeName) -> Service {
+    let profile = shape.profile();
+    let nanos = |picos: u64| Nanos(picos / 1000);
+    Service {
+        path: PATH,
+        read: nanos(profile.read.time(4096).0),
+        write: nanos(profile.write.time(4096).0),
+        beside: profile.read_beside_write,
+        channels: profile.channels,
+    }
+}
+
+/// What a run of a class asks for.
+///
+/// * `page_ins`: each second, as measured; `None`: not yet. Each lets a page leave.
+pub(crate) fn asks(class: &Class, page_ins: Option<f64>) -> Asks {
+    let by_bound = |bound: LatencyBound| Load::of_bound(bound.limit);
+    let declared = class.demand.map(f64::from);
+    let load = match page_ins.or(declared) {
+        Some(rate) => Load {
+            reads: rate,
+            writes: rate,
+        },
+        None => class.latency.map(by_bound).unwrap_or_default(),
+    };
+    Asks {
+        bound: class.latency,
+        load: load.sane(),
+        pages: 0,
+    }
+}
+
+/// Why a run of a class is refused; `None`: it is not.
+pub(crate) fn refuses(
+    here: &[Asks],
+    class: &Class,
+    name: &str,
+    devices: &Devices,
+) -> Option<String> {
+    let new = asks(class, None);
+    let could = admit_one(here, new, devices).err()?;
+    let (runs, rate) = (here.len(), new.load.reads);
+    let what = match class.latency {
+        Some(bound) => format!("the latency bound {bound} of class {name} cannot be kept"),
+        None => format!("the bounds of others would be broken by class {name}"),
+    };
+    let fix = match (could, class.latency) {
+        (Could::Limit(limit), Some(bound)) => {
+            format!("p{}={limit} could be kept", bound.percentile)
+        }
+        (Could::Limit(_), None) => "give a faster tier".to_owned(),
+        (Could::Part(part), _) => format!("{:.0} could be served", rate * part),
+    };
+    Some(format!(
+        "{what} beside {runs} run(s), with {rate:.0} page-ins a second: {fix}; or set `demand` of the \
+         class to what it needs"
+    ))
+}
