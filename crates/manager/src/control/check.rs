@@ -24,7 +24,7 @@ const TICK_MIN: Duration = Duration::from_micros(500);
 
 /// The same after [`CALM_AFTER`] without a fault, an event or growth, until something stirs. Half
 /// of it beside fork relatives, which may take frames without a fault.
-const TICK_CALM: Duration = Duration::from_millis(800);
+const TICK_CALM: Duration = Duration::from_millis(960);
 const CALM_AFTER: Duration = Duration::from_secs(5);
 
 const _: () = assert!(TICK_MIN.as_nanos() < TICK_BUSY.as_nanos());

@@ -172,6 +172,11 @@ fn parts(ranges: &[VirtRange], starts: &[VirtPage]) -> Vec<VirtRange> {
     parts
 }
 
+/// Time until the next look while no page leaves: longer in a calm run, where nothing happens.
+fn rest(shared: &Shared) -> Duration {
+    AT_LEAST_EVERY * if shared.signals.is_calm() { 4 } else { 1 }
+}
+
 /// Sleeps. False if the run has ended meanwhile; its end does not wait for this thread.
 fn sleep(shared: &Shared, pause: Duration) -> bool {
     std::thread::sleep(pause);
@@ -211,7 +216,7 @@ impl Accesses {
         // A scanner is made at the first eviction. Short runs, and runs that only come near their
         // limit, never pay for one.
         while shared.books.engine().books().stats().pages_swapped_out == 0 {
-            if !sleep(&shared, AT_LEAST_EVERY) {
+            if !sleep(&shared, rest(&shared)) {
                 return;
             }
         }
@@ -251,8 +256,7 @@ impl Accesses {
                 Next::Rest => {
                     // After a rest, the bits show uses of long ago: the next scan only clears them.
                     self.last = HashMap::new();
-                    // Nothing happens in a calm run, so it rests for longer.
-                    pause = AT_LEAST_EVERY * (1 + u32::from(self.shared.signals.is_calm()));
+                    pause = rest(&self.shared);
                     continue;
                 }
             }
