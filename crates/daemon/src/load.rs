@@ -6,7 +6,7 @@
 //! run's own, so the buffer has room for every run.
 
 use undercroft_base::Nanos;
-use undercroft_qos::{Asks, Could, Devices, LatencyBound, Load, Service, admit_one};
+use undercroft_qos::{Asks, Could, Devices, LatencyBound, Load, Service, admit_one, place};
 use undercroft_tier::shape::ShapeName;
 use undercroft_tier::spec::TierSpec;
 
@@ -49,11 +49,13 @@ fn service(shape: ShapeName) -> Service {
 
 /// What a run of a class asks for.
 ///
-/// * `page_ins`: each second, as measured; `None`: not yet. Each lets a page leave.
+/// * `page_ins`: each second, as measured; `None`: not yet. Each lets a page leave. What the class
+///   declares is kept for it, whether it uses it now or not.
 pub(crate) fn asks(class: &Class, page_ins: Option<f64>) -> Asks {
     let by_bound = |bound: LatencyBound| Load::of_bound(bound.limit);
     let declared = class.demand.map(f64::from);
-    let load = match page_ins.or(declared) {
+    let most = |a: f64| declared.map_or(a, |b| a.max(b));
+    let load = match page_ins.map(most).or(declared) {
         Some(rate) => Load {
             reads: rate,
             writes: rate,
@@ -76,6 +78,13 @@ pub(crate) fn refuses(
 ) -> Option<String> {
     let new = asks(class, None);
     let could = admit_one(here, new, devices).err()?;
+    if place(here, devices).is_err() {
+        return Some(format!(
+            "the {} run(s) that are here need more than the devices give already, so class {name} \
+             would have no share of them: end some, or give faster tiers",
+            here.len()
+        ));
+    }
     let (runs, rate) = (here.len(), new.load.reads);
     let what = match class.latency {
         Some(bound) => format!("the latency bound {bound} of class {name} cannot be kept"),

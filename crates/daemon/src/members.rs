@@ -37,6 +37,9 @@ const PATIENCE_MAX: Duration = Duration::from_secs(8);
 /// Shortest time over which page-ins are measured.
 const MEASURED_MIN: Duration = Duration::from_millis(900);
 
+/// A run without a page-in for this long from its start counts as one that needs none.
+const FILLS_MAX: Duration = Duration::from_secs(30);
+
 /// How long the clients of an earlier daemon have to come back before new ones are admitted.
 const CLAIMS: Duration = Duration::from_secs(4);
 
@@ -85,6 +88,10 @@ struct Member {
     waits: bool,
     /// Its page-ins a second lately; `None`: not measured.
     page_ins: Option<f64>,
+    /// When its page-ins were counted for that, and how many there were; and how long threads had
+    /// waited at its last figures. `None`: it has told nothing yet.
+    counted: Option<(Duration, u64)>,
+    stalled: Option<f64>,
     curves: Curves,
     refused_until: Duration,
     target: Bytes,
@@ -93,6 +100,28 @@ struct Member {
 }
 
 impl Member {
+    /// Notes whether it waits, and its page-ins a second. A manager that did not answer has told
+    /// neither.
+    fn measure(&mut self, figures: &Figures, now: Duration) {
+        if figures.dram == UNKNOWN {
+            return;
+        }
+        if let Some(before) = self.stalled.replace(figures.stall_seconds) {
+            let passed = now.saturating_sub(self.heard).as_secs_f64();
+            self.waits = shares::is_waiting(figures.stall_seconds - before, passed);
+        }
+        let (since, before) = *self.counted.get_or_insert((now, figures.swap_ins));
+        let passed = now.saturating_sub(since);
+        if passed >= MEASURED_MIN {
+            let page_ins = figures.swap_ins.saturating_sub(before);
+            // A program that still fills its memory pages nothing in. That says nothing of later.
+            if page_ins > 0 || self.page_ins.is_some() || passed >= FILLS_MAX {
+                self.page_ins = Some(page_ins as f64 / passed.as_secs_f64());
+                self.counted = Some((now, figures.swap_ins));
+            }
+        }
+    }
+
     /// It has no storage, and nothing is known of what it does.
     fn new(
         pid: u32,
@@ -116,6 +145,8 @@ impl Member {
             heard: now,
             waits: false,
             page_ins: None,
+            counted: None,
+            stalled: None,
             curves: Curves::default(),
             refused_until: Duration::ZERO,
             target: limit,
@@ -403,13 +434,7 @@ impl Members {
             let points = curve.points.iter().map(waits).collect();
             member.curves.note(points, curve.seconds, nanos(now));
         }
-        let waited = figures.stall_seconds - member.figures.stall_seconds;
-        let passed = now.saturating_sub(member.heard).as_secs_f64();
-        member.waits = shares::is_waiting(waited, passed);
-        if passed >= MEASURED_MIN.as_secs_f64() {
-            let page_ins = figures.swap_ins.saturating_sub(member.figures.swap_ins);
-            member.page_ins = Some(page_ins as f64 / passed);
-        }
+        member.measure(&figures, now);
         member.heard = now;
         member.figures = figures;
         if member.asked.is_none() {
@@ -591,12 +616,20 @@ impl Members {
         let Some(first) = self.waiting.pop_front() else {
             return;
         };
+        // Clients of an earlier daemon have claimed since it asked.
+        if let Some(why) = self.load_is_too_much(&first.class, &first.hello.class) {
+            self.stirred = true;
+            return self.refuse(first.id, why, None);
+        }
         let sizes = self.config.tiers.iter().filter_map(|budget| budget.sizes);
         let (pid, class) = (first.pid, first.class);
         let member = Member {
             next_tell: self.now + TELL[1],
             target,
             storage: sizes.map(|(_, each)| each.0).collect(),
+            // It begins now, so all that it tells is its own.
+            counted: Some((self.now, 0)),
+            stalled: Some(0.0),
             ..Member::new(pid, first.hello, class, (memory, first.most), self.now)
         };
         self.say(first.id, ToKeeper::Granted(self.grant(&member)));

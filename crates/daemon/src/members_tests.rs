@@ -489,3 +489,52 @@ fn a_bound_that_the_load_of_others_breaks_is_refused_with_the_figure_that_can_be
         "it declares no load"
     );
 }
+
+/// A manager that is busy, or dead, has told nothing. What it counted before is no rate.
+#[test]
+fn a_manager_that_did_not_answer_says_nothing_of_its_load() {
+    let first = |claimed: bool| {
+        let mut members = Members::new(config(1024), BTreeSet::new());
+        members.hello(1, 1, hello("small"));
+        members.tick(Duration::ZERO);
+        let member = members.members.get_mut(&1).expect("it is admitted");
+        if claimed {
+            (member.counted, member.stalled) = (None, None);
+        }
+        members
+    };
+    let known = |swap_ins: u64, stall_seconds: f64| Figures {
+        dram: MIB,
+        swap_ins,
+        stall_seconds,
+        ..Figures::default()
+    };
+    let unknown = Figures {
+        dram: UNKNOWN,
+        ..Figures::default()
+    };
+    for claimed in [false, true] {
+        let mut members = first(claimed);
+        let member = members.members.get_mut(&1).expect("it is here");
+        let second = Duration::from_secs;
+        if claimed {
+            // It has run for long under another daemon.
+            member.measure(&known(5_000_000, 900.0), second(1));
+            assert_eq!((member.page_ins, member.waits), (None, false));
+        } else {
+            member.measure(&known(5_000_000, 0.0), second(1));
+            assert_eq!(member.page_ins, Some(5_000_000.0), "its own first second");
+        }
+        member.heard = second(1);
+        member.measure(&unknown, second(2));
+        member.heard = second(2);
+        member.measure(&known(5_000_600, 900.0), second(3));
+        assert_eq!(member.page_ins, Some(300.0), "in two seconds");
+    }
+    let mut members = first(false);
+    let member = members.members.get_mut(&1).expect("it is here");
+    member.measure(&known(0, 0.0), Duration::from_secs(2));
+    assert_eq!(member.page_ins, None, "it may still fill its memory");
+    member.measure(&known(0, 0.0), FILLS_MAX);
+    assert_eq!(member.page_ins, Some(0.0));
+}

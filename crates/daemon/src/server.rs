@@ -62,6 +62,13 @@ pub enum ServeError {
         /// What is wrong with it.
         why: String,
     },
+    /// Another process listens for a daemon, as systemd does.
+    #[error(
+        "another process listens at {}, though no daemon runs\n  fix: `systemctl start \
+         undercroft`; or `systemctl stop undercroft.socket`, and then start this daemon",
+        .0.display()
+    )]
+    Held(PathBuf),
     /// A system call failed.
     #[error("cannot serve: {0}")]
     System(#[from] io::Error),
@@ -112,8 +119,11 @@ pub fn serve(
     Ok(outcome?)
 }
 
-/// A socket at `path`.
-fn own(path: &Path) -> io::Result<UnixListener> {
+/// A socket at `path`. Errors: another process listens there, though no daemon runs.
+fn own(path: &Path) -> Result<UnixListener, ServeError> {
+    if UnixStream::connect(path).is_ok() {
+        return Err(ServeError::Held(path.to_owned()));
+    }
     // It was left behind: this process has the lock.
     let _ = std::fs::remove_file(path);
     let listener = UnixListener::bind(path)?;
@@ -147,6 +157,11 @@ fn given(path: &Path) -> Result<Option<UnixListener>, ServeError> {
     if at != Some(path) {
         let at = at.map_or("no path".to_owned(), |at| at.display().to_string());
         return Err(wrong(format!("it listens at {at}")));
+    }
+    // This call is answered later, and ends.
+    if let Err(error) = UnixStream::connect(path) {
+        let why = format!("nothing reaches it ({error}): `systemctl restart undercroft.socket`");
+        return Err(wrong(why));
     }
     Ok(Some(listener))
 }

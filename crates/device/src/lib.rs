@@ -295,8 +295,15 @@ impl Device {
         channels: usize,
     ) -> (Time, usize, Time) {
         if self.bookings.is_some() {
-            let time = self.service(now, offset, bytes, write);
-            let (at, start) = self.first_fit(now, time, write, channels);
+            // The head is told the time at which it begins: it has the queue before it in that.
+            let law = if write {
+                self.profile.write
+            } else {
+                self.profile.read
+            };
+            let (_, soonest) = self.first_fit(now, law.time(bytes), write, channels);
+            let time = self.service(soonest, offset, bytes, write);
+            let (at, start) = self.first_fit(soonest, time, write, channels);
             return (time, at, start);
         }
         let (at, start) = self.first_fit(now, Time::default(), write, channels);
@@ -477,6 +484,27 @@ mod tests {
         let end = other.finish_writes();
         let least = late + Time(11 * other.profile().write.time(4096).0);
         assert!(end >= least, "100 writes on 9 channels: {end:?}");
+    }
+
+    /// The head of a disk is told when a request begins, so the queue before it counts once.
+    #[test]
+    fn a_burst_on_a_disk_takes_as_long_if_requests_may_come_unordered() {
+        let ends = [false, true].map(|unordered| {
+            let mut disk = device("hdd-7200");
+            if unordered {
+                disk.set_unordered();
+            }
+            let now = Time::from_ns(1e6);
+            let mut ends = (0..64).map(|at| disk.write(now, (1 << 30) + (at << 12), 4096).end);
+            let first = ends.next().expect("the first");
+            (first, ends.last().expect("the last"))
+        });
+        assert_eq!(ends[0], ends[1]);
+        let transfers = ends[0].1 - ends[0].0;
+        assert!(
+            transfers < Time::from_ns(5e6),
+            "{transfers:?} behind a seek"
+        );
     }
 
     #[test]

@@ -331,9 +331,14 @@ impl RunTime {
 pub struct Running(File);
 
 impl Running {
-    /// Errors: there is no such file here.
+    /// Errors: there is no such file here, or it is not the kernel's own. In some containers
+    /// another program makes it up.
     pub fn open() -> io::Result<Running> {
-        Ok(Running(File::open("/proc/loadavg")?))
+        let file = File::open("/proc/loadavg")?;
+        if rustix::fs::fstatfs(&file)?.f_type != rustix::fs::PROC_SUPER_MAGIC {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        Ok(Running(file))
     }
 
     /// Threads of the machine that run or could run, the reader too. A thread that the kernel holds

@@ -118,12 +118,16 @@ pub(crate) fn run(placement: &Placement, signals: &Signals) {
         guard.return_some(now);
         guard.free_bound(now);
         std::thread::sleep(if busy { TICK } else { CALM_TICK });
+        let mut unseen = false;
         while signals.is_calm() && !guard.leaves_some() && !signals.stopped() {
-            if !guard.none_could_run() {
+            let skips = guard.none_could_run();
+            if !skips {
                 guard.move_starved(Instant::now(), |ward| ward.is_first);
             }
-            let tick = if guard.some_wait() { TICK } else { LONG_TICK };
-            std::thread::sleep(tick);
+            // After skipped looks it is not known who has run lately, so the next one is soon.
+            let soon = guard.some_wait() || unseen && !skips;
+            unseen = skips;
+            std::thread::sleep(if soon { TICK } else { LONG_TICK });
         }
     }
 }
@@ -177,7 +181,7 @@ impl Guard<'_> {
     /// CPU, and that is noted.
     fn none_could_run(&mut self) -> bool {
         let running = self.running.as_ref().and_then(Running::read);
-        let none = running.is_some_and(|running| running <= 1);
+        let none = running == Some(1);
         if none {
             let wards = self.wards.iter_mut();
             wards.for_each(|ward| ward.thread.waits_since = None);

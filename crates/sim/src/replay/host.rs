@@ -420,7 +420,7 @@ impl Host {
             });
             let slot = self.tiers[place].take(home, over);
             client.held[place] += 1;
-            self.write(client, place, slot);
+            self.write(client, place, slot, true);
             client.seen.writes += 1;
             return Ok(Outcome::Stored(tier_id(place), slot));
         }
@@ -450,7 +450,8 @@ impl Host {
         Ok(())
     }
 
-    fn write(&mut self, client: &mut Client<'_>, place: usize, slot: Slot) {
+    /// * `waits`: the client waits for it.
+    fn write(&mut self, client: &mut Client<'_>, place: usize, slot: Slot, waits: bool) {
         let tier = &mut self.tiers[place];
         let end = tier.write(client.clock, slot);
         let took = end - client.clock;
@@ -463,7 +464,7 @@ impl Host {
         if place + 1 == self.tiers.len()
             && let Some(bounds) = &mut self.bounds
         {
-            bounds.note_write(took);
+            bounds.note_write(if waits { took } else { Time::default() });
         }
     }
 
@@ -675,7 +676,7 @@ impl Host {
             }
             let slot = self.tiers[below].take(client.home + u64::from(item.no.0), false);
             client.held[below] += 1;
-            self.write(client, below, slot);
+            self.write(client, below, slot, mover != Mover::Background);
             client.engine.migrations().demoted(*item, to, slot);
             moved += 1;
         }

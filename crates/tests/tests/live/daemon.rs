@@ -2,7 +2,7 @@
 //! daemon dies.
 
 use std::io::Write;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -319,6 +319,7 @@ fn a_run_waits_for_a_daemon_whose_socket_is_there() {
         rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("it lives");
         job.run().expect(0);
     }
+    let path = daemon.folder.path().to_owned();
     let no_socket = "export LISTEN_PID=$$ LISTEN_FDS=1; exec \"$@\" 3</dev/null";
     let refused = Job::new("sh")
         .args(["-c", no_socket, "sh"])
@@ -339,6 +340,19 @@ fn a_run_waits_for_a_daemon_whose_socket_is_there() {
         "{refused}"
     );
     assert!(refused.errors.contains("ListenStream="), "{refused}");
+    let other = tempfile::tempdir().expect("a scratch folder");
+    let _listens = UnixListener::bind(other.path().join("daemon.sock")).expect("a socket");
+    let refused = Job::new(undercroft())
+        .args(["daemon", "--config"])
+        .arg(path.join("u.toml"))
+        .env("UNDERCROFT_DIR", other.path())
+        .timeout(20)
+        .run();
+    assert_eq!(refused.code(), Some(1), "{refused}");
+    assert!(
+        refused.errors.contains("another process listens"),
+        "{refused}"
+    );
 }
 
 /// Whatever a peer sends, it is refused or ended, and the next one is served.
