@@ -203,7 +203,15 @@ impl Part {
 
     fn prepare(&self, mut command: Command) -> Command {
         command.current_dir(&self.folder).stdin(Stdio::null());
-        command.env("CARGO_MANIFEST_DIR", &self.folder);
+        // Build scripts that look at what cargo says of this package would run again, and all that
+        // depends on them would be compiled again.
+        let of_package = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_", "OUT_DIR"];
+        for (name, _) in std::env::vars_os() {
+            let text = name.to_string_lossy();
+            if of_package.iter().any(|start| text.starts_with(start)) {
+                command.env_remove(&name);
+            }
+        }
         command
     }
 
