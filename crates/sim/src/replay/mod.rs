@@ -158,7 +158,7 @@ impl<'a> Replay<'a> {
     /// The simulation proper begins: devices are idle, and what was counted does not count.
     fn start(&mut self) {
         for tier in &mut self.host.tiers {
-            if self.clients.len() > 1 {
+            if self.sharing.is_some() {
                 tier.set_unordered();
             }
             tier.start();
