@@ -1,8 +1,5 @@
-//! Every test of the experiments, in one binary.
+//! The tests of the experiments that start programs, in one binary.
 
 mod harness;
-mod hybridswap;
-mod nvswap;
-mod pcm;
 mod stand_in;
 mod touch_program;
