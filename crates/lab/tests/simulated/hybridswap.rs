@@ -1,21 +1,9 @@
 //! The HybridSwap experiments at small sizes: the SSD is written less, sequences save faults, and
 //! stall bounds are kept.
 
-use undercroft_lab::RunOptions;
-use undercroft_lab::results::{Results, Verdict};
+use undercroft_lab::results::Verdict;
 
-fn run(name: &str) -> (tempfile::TempDir, Results) {
-    let out = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
-    let options = RunOptions {
-        out: out.path().to_owned(),
-        small: true,
-        touch_command: Some(vec![env!("CARGO_BIN_EXE_undercroft-touch").into()]),
-        ..RunOptions::default()
-    };
-    undercroft_lab::run(name, &options).expect("it runs");
-    let results = Results::read(&out.path().join("results.json")).expect("results.json parses");
-    (out, results)
-}
+use crate::run;
 
 #[test]
 fn a_stall_bound_is_kept_between_what_disk_and_ssd_give() {

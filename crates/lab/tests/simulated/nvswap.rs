@@ -1,21 +1,9 @@
 //! The NVSwap experiments at small sizes: bounds are missed without control, and kept with it.
 
 use std::fs;
-use undercroft_lab::RunOptions;
-use undercroft_lab::results::{Results, Verdict};
+use undercroft_lab::results::Verdict;
 
-fn run(name: &str) -> (tempfile::TempDir, Results) {
-    let out = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
-    let options = RunOptions {
-        out: out.path().to_owned(),
-        small: true,
-        touch_command: Some(vec![env!("CARGO_BIN_EXE_undercroft-touch").into()]),
-        ..RunOptions::default()
-    };
-    undercroft_lab::run(name, &options).expect(name);
-    let results = Results::read(&out.path().join("results.json")).expect("results.json parses");
-    (out, results)
-}
+use crate::run;
 
 /// The experiments' claims that have a bound hold, each of `workloads` with and without control.
 fn check(name: &str, workloads: usize) {

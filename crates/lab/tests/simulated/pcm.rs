@@ -3,21 +3,9 @@
 
 use std::fs;
 use std::path::Path;
-use undercroft_lab::RunOptions;
 use undercroft_lab::results::{Results, SimulatedRun, Verdict};
 
-fn run(name: &str) -> (tempfile::TempDir, Results) {
-    let out = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
-    let options = RunOptions {
-        out: out.path().to_owned(),
-        small: true,
-        touch_command: Some(vec![env!("CARGO_BIN_EXE_undercroft-touch").into()]),
-        ..RunOptions::default()
-    };
-    undercroft_lab::run(name, &options).expect(name);
-    let results = Results::read(&out.path().join("results.json")).expect("results.json parses");
-    (out, results)
-}
+use crate::run;
 
 fn verdict<'a>(results: &'a Results, part: &str) -> &'a Verdict {
     let simulated = results.simulated.as_ref().expect("simulated");
