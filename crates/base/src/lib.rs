@@ -1,15 +1,17 @@
-//! The types that all other crates use: units, prices, page identities, the page entry, the Tier
-//! port.
+//! The types that all other crates use: units, prices, CPUs, page identities, the page entry, the
+//! Tier port.
 //!
 //! Level 0: depends on no other crate of the workspace, does no I/O, reads no clock, has no
 //! `unsafe`.
 
+mod cpus;
 mod entry;
 mod ids;
 mod price;
 mod tier;
 mod units;
 
+pub use cpus::{Cpus, CpusError};
 pub use entry::{Entry, Flags, PageState};
 pub use ids::{
     CHUNK_PAGES, ChunkNo, PageNo, Slot, SpaceId, Stamp, ThreadId, TierId, VirtPage, VirtRange,

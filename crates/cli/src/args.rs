@@ -356,7 +356,10 @@ A configuration:
   weight = 4
   memory_min = \"1G\"
   memory_max = \"6G\"
-  latency = \"p99=200us\"";
+  latency = \"p99=200us\"
+  cpus = \"0-3\"                         # of the manager's threads
+  realtime = false                      # none of them has real-time priority
+  moves = \"16M\"                        # a second, between tiers in the background";
 
 /// `undercroft serve`.
 #[derive(Debug, Args)]

@@ -110,8 +110,18 @@ fn check(path: &Path) -> Result<u8, Failure> {
     for (name, class) in &config.classes {
         let bound = class.latency.as_ref();
         let bound = bound.map_or(String::new(), |bound| format!(", {bound}"));
+        let mut rights = String::new();
+        if let Some(cpus) = &class.cpus {
+            rights += &format!(", CPUs {cpus}");
+        }
+        if !class.realtime {
+            rights += ", no real-time priority";
+        }
+        if let Some(moves) = class.moves {
+            rights += &format!(", {moves} a second move");
+        }
         show::line(&format!(
-            "class {name}: weight {}, {} to {}{bound}",
+            "class {name}: weight {}, {} to {}{bound}{rights}",
             class.weight, class.memory_min, class.memory_max
         ))?;
     }

@@ -6,7 +6,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use undercroft_base::{Bytes, TierId};
-use undercroft_manager::options::{ClientOptions, RunOptions};
+use undercroft_manager::options::{ClientOptions, Rights, RunOptions};
 use undercroft_tier::spec::{FileSpec, RamSpec, Rated, TierSpec};
 
 use crate::args::RunArgs;
@@ -72,6 +72,7 @@ pub(crate) fn options(args: RunArgs) -> Result<RunOptions, Failure> {
         takeovers_max: args.takeovers_max,
         class: None,
         memory_price: args.memory_price,
+        rights: Rights::default(),
     };
     let both = client.latency.map_or(Ok(()), |_| client.can_bound_both());
     if let (Some(bound), Err(why)) = (client.stall_max, client.can_bound_stall().and(both)) {

@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use toml::Spanned;
-use undercroft_base::Bytes;
+use undercroft_base::{Bytes, Cpus, CpusError};
 use undercroft_qos::LatencyBound;
+use undercroft_sys::process;
 use undercroft_tier::spec::TierSpec;
 
 /// The class of a run that names none.
@@ -23,6 +24,18 @@ const WEIGHT_MAX: u32 = 10_000;
 
 /// Longest configuration file.
 const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// CPUs that a class names: the daemon may use each of them, so its clients may, as a rule.
+fn cpus(text: &Spanned<String>) -> Result<Cpus, String> {
+    let named: Cpus = (text.get_ref().parse()).map_err(|why: CpusError| why.to_string())?;
+    let usable = process::allowed_cpus(0).map_err(|error| error.to_string())?;
+    match named.numbers().iter().find(|cpu| !usable.contains(cpu)) {
+        None => Ok(named),
+        Some(cpu) => Err(format!(
+            "CPU {cpu} cannot be used here; these can: {usable:?}"
+        )),
+    }
+}
 
 /// What the daemon divides, and how.
 #[derive(Clone, Debug, PartialEq)]
@@ -71,6 +84,12 @@ pub struct Class {
     pub latency: Option<LatencyBound>,
     /// Page-ins a second that it is thought to need, until they are measured.
     pub demand: Option<u32>,
+    /// CPUs of its manager; `None` = all.
+    pub cpus: Option<Cpus>,
+    /// Its manager may have real-time priority.
+    pub realtime: bool,
+    /// Bytes a second that its manager may move between tiers; `None` = as without a daemon.
+    pub moves: Option<Bytes>,
 }
 
 /// Why a configuration is refused.
@@ -149,6 +168,9 @@ struct WrittenClass {
     memory_max: Option<Spanned<String>>,
     latency: Option<Spanned<String>>,
     demand: Option<u32>,
+    cpus: Option<Spanned<String>>,
+    realtime: Option<bool>,
+    moves: Option<Spanned<String>>,
 }
 
 /// One file's text, to say where something is wrong.
@@ -278,6 +300,9 @@ impl Config {
             memory_max: self.memory,
             latency: None,
             demand: None,
+            cpus: None,
+            realtime: true,
+            moves: None,
         };
         self.classes
             .entry(DEFAULT_CLASS.to_owned())
@@ -422,6 +447,12 @@ impl WrittenClass {
                 }
             },
             demand: self.demand,
+            cpus: match &self.cpus {
+                None => None,
+                Some(text) => Some(cpus(text).map_err(|why| source.wrong(&text.span(), why))?),
+            },
+            realtime: self.realtime.unwrap_or(true),
+            moves: size(&self.moves)?,
         };
         if let Some(least) = &self.memory_min
             && class.memory_min > class.memory_max
@@ -458,7 +489,8 @@ mod tests {
         let config = read(
             "memory = \"25%\"\ndivide = \"weights\"\n[[tier]]\nspec = \"ram,zstd\"\n[[tier]]\n\
              spec = \"file:HERE,size=64M\"\ngrant = \"16M\"\n[class.web]\nweight = 4\n\
-             memory_min = \"1G\"\nmemory_max = \"6G\"\nlatency = \"p99=200us\"\n",
+             memory_min = \"1G\"\nmemory_max = \"6G\"\nlatency = \"p99=200us\"\n\
+             cpus = \"0\"\nrealtime = false\nmoves = \"8M\"\n",
         )
         .expect("a configuration");
         assert_eq!(config.memory, Bytes(16 << 30));
@@ -471,7 +503,11 @@ mod tests {
         assert!(config.tiers[1].spec.to_string().contains("size=16"));
         let web = &config.classes["web"];
         assert_eq!((web.weight, web.memory_min), (4, Bytes(1 << 30)));
-        assert_eq!(config.classes[DEFAULT_CLASS].memory_max, config.memory);
+        assert_eq!(web.cpus, "0".parse().ok());
+        assert_eq!((web.realtime, web.moves), (false, Some(Bytes(8 << 20))));
+        let default = &config.classes[DEFAULT_CLASS];
+        assert_eq!((&default.cpus, default.realtime), (&None, true));
+        assert_eq!(default.memory_max, config.memory);
     }
 
     /// A file, where it is wrong, and what is said.
@@ -504,6 +540,21 @@ mod tests {
             "memory = \"8G\"\n[class.web]\nlatency = \"soon\"\n",
             "u.toml:3:11",
             "pPERCENTILE",
+        ),
+        (
+            "memory = \"8G\"\n[class.web]\ncpus = \"all\"\n",
+            "u.toml:3:8",
+            "example: 0-3,6",
+        ),
+        (
+            "memory = \"8G\"\n[class.web]\ncpus = \"0,1023\"\n",
+            "u.toml:3:8",
+            "CPU 1023 cannot be used",
+        ),
+        (
+            "memory = \"8G\"\n[class.web]\nmoves = \"1K\"\n",
+            "u.toml:3:9",
+            "at least",
         ),
         (
             "memory = \"8G\"\n[class.\"a b\"]\n",

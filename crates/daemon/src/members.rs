@@ -411,6 +411,9 @@ impl Members {
                 .collect(),
             storage: member.storage.clone(),
             latency: member.class.latency.as_ref().map(ToString::to_string),
+            cpus: member.class.cpus.as_ref().map(ToString::to_string),
+            realtime: member.class.realtime,
+            moves: member.class.moves.map(|moves| moves.0),
         }
     }
 

@@ -14,6 +14,9 @@ fn class(weight: u32, least: u64, most: u64) -> Class {
         memory_max: Bytes(most * MIB),
         latency: None,
         demand: None,
+        cpus: None,
+        realtime: true,
+        moves: None,
     }
 }
 

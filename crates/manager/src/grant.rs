@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 pub const SOCKET: &str = "daemon.sock";
 
 /// Version of these messages. Others are refused.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Longest message.
 pub const LINE_BYTES_MAX: usize = 64 << 10;
@@ -121,6 +121,12 @@ pub struct Grant {
     pub storage: Vec<u64>,
     /// The latency bound of its class; null = none.
     pub latency: Option<String>,
+    /// CPUs of its manager; null = all.
+    pub cpus: Option<String>,
+    /// Its manager may have real-time priority.
+    pub realtime: bool,
+    /// Bytes a second that its manager may move between tiers; null = as without a daemon.
+    pub moves: Option<u64>,
 }
 
 /// Why there is no grant.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use undercroft_base::{Bytes, Price};
+use undercroft_base::{Bytes, Cpus, Price};
 use undercroft_policy::place::PlacementName;
 use undercroft_policy::prefetch::PrefetchName;
 use undercroft_policy::reclaim::ReclaimName;
@@ -79,6 +79,34 @@ pub struct ClientOptions {
     /// What a GiB of DRAM costs; `None` = the report has no cost of the whole.
     #[serde(with = "as_bound")]
     pub memory_price: Option<Price>,
+    /// What the manager may use of the machine.
+    pub rights: Rights,
+}
+
+/// Least that may move between tiers in a second: a slab of 1 MiB.
+pub const MOVES_MIN: Bytes = Bytes(1 << 20);
+
+/// What a manager may use of the machine besides memory. A daemon grants it by class.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Rights {
+    /// CPUs of its threads; `None` = all that the keeper may use.
+    #[serde(with = "as_bound")]
+    pub cpus: Option<Cpus>,
+    /// Real-time priority for the threads that must not be late.
+    pub realtime: bool,
+    /// Bytes a second that move between tiers in the background.
+    #[serde(with = "as_number")]
+    pub moves: Bytes,
+}
+
+impl Default for Rights {
+    fn default() -> Rights {
+        Rights {
+            cpus: None,
+            realtime: true,
+            moves: Bytes(32 << 20),
+        }
+    }
 }
 
 impl ClientOptions {
@@ -262,6 +290,11 @@ mod tests {
             takeovers_max: 7,
             class: Some("web".to_owned()),
             memory_price: Some("4.5".parse().expect("a price")),
+            rights: Rights {
+                cpus: Some("0-3,6".parse().expect("CPUs")),
+                realtime: false,
+                moves: Bytes(5 << 20),
+            },
         }
     }
 
@@ -316,12 +349,15 @@ mod tests {
             )
         );
         assert_eq!(got.memory_price, options.memory_price);
+        assert_eq!(got.rights.cpus, options.rights.cpus);
+        assert_eq!(got.rights.moves, options.rights.moves);
         for (right, wrong) in [
             ("ram,zstd", "rum,zstd"),
             ("window:5", "window:500"),
             ("p99.9=", "p100="),
             ("30%", "130%"),
             ("4.5", "-4.5"),
+            ("0-3,6", "3-0"),
             ("600T", "600"),
         ] {
             let wrong = sent.replace(right, wrong);

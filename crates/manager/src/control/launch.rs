@@ -13,7 +13,7 @@ use crate::report::{Report, Snapshot};
 
 /// Version of the messages in this file: [`Launch`], [`Request`] and [`Notice`]. A keeper and a
 /// manager of different binaries must have the same.
-pub(crate) const VERSION: u64 = 1;
+pub(crate) const VERSION: u64 = 2;
 
 /// Everything that the keeper gives its manager: options, and the numbers of inherited descriptors.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -165,7 +165,8 @@ mod tests {
         "file:/a:b,size=20G,tbw=600T"],"reclaim":"clock","prefetch":"readahead:8","placement":"worth",
         "when_full":"kill","quiet":true,"trace":null,"access_scan":{"every":{"secs":1,
         "nanos":500}},"latency":"p99=200us","latency_control":true,"stall_max":"30%",
-        "takeovers_max":7,"class":"web","memory_price":"4.5"},
+        "takeovers_max":7,"class":"web","memory_price":"4.5",
+        "rights":{"cpus":"0-3,6","realtime":false,"moves":33554432}},
         "command":["sort","-n"],"keeper":7,"shim":["/a/shim","/a/socket"],
         "listener":3,"link":4,"status":5,"ledger":6,"ledger_chunks":512,
         "tiers":[{"memory":7,"backing":null},{"memory":8,"backing":[9,"/a:b",1048576]}],

@@ -136,7 +136,7 @@ impl Control {
         // Real-time priority until the client is managed: if a check comes a millisecond late, the
         // client may have grown by megabytes.
         if !self.managing {
-            let _ = process::set_fifo(0, 1);
+            self.shared.placement.be_prompt(1);
         }
         loop {
             let accepts = self.greetings.listens();

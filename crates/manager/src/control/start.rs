@@ -8,7 +8,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
-use undercroft_base::{Bytes, Nanos, TierKind};
+use undercroft_base::{Bytes, Cpus, Nanos, TierKind};
 use undercroft_engine::{Config, Engine, InHand, LedgerError, Room, Stats};
 use undercroft_policy::prefetch::first_touch::FirstTouches;
 use undercroft_sys::access::{AccessError, AccessScanner};
@@ -39,7 +39,7 @@ use crate::fault::FaultThread;
 use crate::gauges::Gauges;
 use crate::legacy::Legacy;
 use crate::migrate::Migrator;
-use crate::options::AccessScan;
+use crate::options::{AccessScan, Rights};
 use crate::placement::{FAULT_THREAD, Placement};
 use crate::record::{Record, RecordError};
 use crate::signals::Signals;
@@ -91,6 +91,8 @@ enum StartError {
     SwapIsOn { detail: String, fix: String },
     #[error("--access-scan: {0}; or leave the option out: policies then learn from faults alone")]
     NoAccessBits(AccessError),
+    #[error("the class's cpus = \"{0}\": {1}; name CPUs that this run may use")]
+    Cpus(Cpus, io::Error),
     #[error(transparent)]
     Tier(#[from] OpenError),
     #[error("--latency: {0}")]
@@ -186,9 +188,20 @@ fn scanner(launch: &Launch) -> Result<Option<(AccessScanner, Duration)>, StartEr
     }
 }
 
-fn serve_over(launch: Launch, link: OwnedFd) -> Result<(), StartError> {
+/// Takes what the kernel and the user allow this process: descriptors, and CPUs. Before any thread
+/// starts, as each has the CPUs of the one that starts it.
+fn take_rights(rights: &Rights) -> Result<(), StartError> {
     process::raise_open_files_limit();
     process::spare_from_oom();
+    match &rights.cpus {
+        Some(cpus) => process::set_affinity(0, cpus.numbers())
+            .map_err(|error| StartError::Cpus(cpus.clone(), error)),
+        None => Ok(()),
+    }
+}
+
+fn serve_over(launch: Launch, link: OwnedFd) -> Result<(), StartError> {
+    take_rights(&launch.options.rights)?;
     check_permissions()?;
     let keeper = PidFd::open(launch.keeper)?;
     let mark = Mark::new(&launch.shim.0, &launch.shim.1);
@@ -357,7 +370,7 @@ fn share(
         .filter_map(|(file, _, _)| interrupts::completion_cpu(file))
         .next();
     let record = record(launch)?;
-    let placement = Placement::new(disk_cpu);
+    let placement = Placement::new(disk_cpu, options.rights.realtime);
     let fault_threads = placement.cpus.len();
     let legacy = memories.legacy.clone();
     let (mut engine, tiers, inheritance) = match launch.predecessor {

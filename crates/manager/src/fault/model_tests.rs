@@ -29,7 +29,7 @@ use crate::books::metered::MeteredTier;
 use crate::books::{Books, ledger, tiers};
 use crate::gauges::Gauges;
 use crate::legacy::Legacy;
-use crate::options::{AccessScan, ClientOptions, WhenFull};
+use crate::options::{AccessScan, ClientOptions, Rights, WhenFull};
 use crate::placement::Placement;
 use crate::signals::Signals;
 use crate::space::arrivals::Arrivals;
@@ -74,6 +74,7 @@ fn options(tier: &str) -> ClientOptions {
         class: None,
         takeovers_max: 0,
         memory_price: None,
+        rights: Rights::default(),
     }
 }
 
@@ -104,7 +105,7 @@ fn shared_over(options: ClientOptions, tiers: Vec<MeteredTier>) -> Arc<Shared> {
     let reclaim = options.reclaim.make();
     let prefetch = options.prefetch.make();
     let engine = Engine::new(ledger, reclaim, prefetch, config);
-    let placement = Placement::new(None);
+    let placement = Placement::new(None, true);
     let fault_threads = placement.cpus.len();
     Arc::new(Shared {
         books: Books::new(engine, tiers, legacy, None),

@@ -19,7 +19,7 @@ use crate::grant::{
     COMMAND_BYTES_MAX, Claim, CurveFigures, DaemonStatus, Figures, Grant, Hello, Lines, Refusal,
     SOCKET, ToDaemon, ToKeeper, UNKNOWN, VERSION, line,
 };
-use crate::options::RunOptions;
+use crate::options::{MOVES_MIN, RunOptions};
 use crate::report::{MissRatioCurve, Snapshot};
 
 /// How long the daemon may take to answer `Hello`: it may wait for claims, and for other clients to
@@ -144,6 +144,19 @@ impl Held {
             );
         }
         client.class = Some(self.grant.class.clone());
+        if let Some(cpus) = &self.grant.cpus {
+            let parsed = cpus
+                .parse()
+                .map_err(|why| wrong("cpus", format!("{why}")))?;
+            client.rights.cpus = Some(parsed);
+        }
+        client.rights.realtime = self.grant.realtime;
+        if let Some(moves) = self.grant.moves.map(Bytes) {
+            if moves < MOVES_MIN {
+                return Err(wrong("moves", format!("{moves} a second is too little")));
+            }
+            client.rights.moves = moves;
+        }
         if client.stall_max.is_some() {
             // The daemon's tiers and bound may not go with it.
             let can = client.can_bound_stall();

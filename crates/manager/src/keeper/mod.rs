@@ -40,7 +40,7 @@ use estate::Estate;
 use held::{Held, HeldError};
 use passing::Scene;
 use place::{PlaceError, RunDir, SHIM_LINK, SHIM_SOCKET, SHIM_STEM, STATUS_SOCKET};
-use said::{Log, next_notice, notice_by};
+use said::{Log, notice_by};
 use succession::Succession;
 use upgrade::Asking;
 use voice::Voice;
@@ -444,7 +444,9 @@ fn wait(
             manager.log.tell(voice);
         }
         if ready[1] && !ready[0] {
-            match next_notice(&mut manager.lines) {
+            // It is written in one piece: if it does not come whole, the manager is of no use.
+            let deadline = Instant::now() + READY;
+            match notice_by(&mut manager.lines, &manager.pidfd, deadline) {
                 Some(Notice::Doomed(why)) => return Ok(Woken::Ended(Ended::Doomed(doomed(&why)))),
                 Some(_) => {}
                 None => return Ok(Woken::Ended(Ended::ManagerDied(String::new()))),

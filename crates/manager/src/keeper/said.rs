@@ -15,13 +15,6 @@ use crate::control::Notice;
 /// Reads of the manager's log in a row. So a flood of messages does not stop the keeper.
 const LOG_READS_MAX: usize = 32;
 
-/// The next notice; `None`: there is none more, or it is none.
-pub(super) fn next_notice(lines: &mut BufReader<UnixStream>) -> Option<Notice> {
-    let mut line = String::new();
-    lines.read_line(&mut line).ok().filter(|got| *got > 0)?;
-    serde_json::from_str(&line).ok()
-}
-
 /// The next notice by `deadline`. `None` if it has not come whole, or the manager is dead: its
 /// holder has the other end of the link open, too, so that does not end.
 pub(super) fn notice_by(

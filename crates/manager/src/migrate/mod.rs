@@ -23,10 +23,8 @@ use self::copies::Copies;
 use crate::books::metered::MeteredTier;
 use crate::space::shared::Shared;
 
-/// Bytes a second that are read, and written again. So the device is mostly free for faults.
-const BYTES_A_SECOND: u64 = 32 << 20;
-
-/// The same while the user has a tier emptied.
+/// Bytes a second that are read, and written again, while the user has a tier emptied. Otherwise
+/// it is as much as the run may (`Rights::moves`), so that the device is mostly free for faults.
 const DRAIN_BYTES_A_SECOND: u64 = 128 << 20;
 
 /// Time between two looks while nothing is to move.
@@ -111,7 +109,7 @@ impl Migrator {
             }
             if moved == 0 {
                 self.items.clear();
-                (moved, rate) = (self.move_next(), BYTES_A_SECOND);
+                (moved, rate) = (self.move_next(), self.shared.options.rights.moves.0);
             }
             let bytes = (self.items.len() * PAGE_BYTES) as f64;
             let least = match moved {

@@ -30,7 +30,7 @@ const CALM_TICK: Duration = Duration::from_millis(100);
 
 /// The same once the control thread has seen nothing happen for long. Only the threads that are
 /// needed first are looked at then: those that wait for faults, reclaim and control.
-const LONG_TICK: Duration = Duration::from_millis(400);
+const LONG_TICK: Duration = Duration::from_millis(800);
 
 /// A thread that waited for a CPU for this long is moved. Where many programs share a CPU, ordinary
 /// waits are shorter.
@@ -98,8 +98,7 @@ struct Guard<'a> {
 
 /// Body of a thread: it watches the others until the run ends.
 pub(crate) fn run(placement: &Placement, signals: &Signals) {
-    // Without the permission, the guard may be late itself.
-    let _ = process::set_fifo(0, PRIORITY);
+    placement.be_prompt(PRIORITY);
     let mut guard = Guard {
         placement,
         wards: Vec::new(),
@@ -365,7 +364,7 @@ mod tests {
         }
         let ids: Vec<(&str, u32)> = told.iter().take(threads.len()).collect();
         let id = |of: &str| ids.iter().find(|(name, _)| *name == of).expect("it runs").1;
-        let placement = Placement::new(None);
+        let placement = Placement::new(None, true);
         placement.set_evictor(id("uc-evict"));
         let mut guard = Guard {
             placement: &placement,

@@ -57,11 +57,16 @@ pub(crate) struct Placement {
     pub pin: Pin,
     /// The CPU where the disk's completions arrive: a lone thread is bound there.
     disk_cpu: Option<usize>,
+    /// Threads may have real-time priority.
+    realtime: bool,
 }
 
 impl Placement {
-    /// `disk_cpu`: the only CPU that gets the interrupts of the tiers' disk, if there is one.
-    pub(crate) fn new(disk_cpu: Option<usize>) -> Placement {
+    /// All threads stay on the CPUs that the caller may use now.
+    ///
+    /// * `disk_cpu`: the only CPU that gets the interrupts of the tiers' disk, if there is one.
+    /// * `realtime`: threads may have real-time priority.
+    pub(crate) fn new(disk_cpu: Option<usize>, realtime: bool) -> Placement {
         let allowed = process::allowed_cpus(0).unwrap_or_else(|_| vec![0]);
         let cpus: Vec<usize> = allowed.iter().copied().take(FAULT_THREADS_MAX).collect();
         Placement {
@@ -76,6 +81,24 @@ impl Placement {
             workers: Default::default(),
             pins: AtomicBool::new(false),
             pin: Pin::default(),
+            realtime,
+        }
+    }
+
+    /// Gives the caller real-time priority, if that is granted and the kernel allows it. Without
+    /// it, the thread may be late.
+    pub(crate) fn be_prompt(&self, priority: i32) {
+        if self.realtime {
+            let _ = process::set_fifo(0, priority);
+        }
+    }
+
+    /// Keeps the caller on those of `cpus` that the manager may use, if there is one.
+    pub(crate) fn stay_near(&self, cpus: &[usize]) {
+        let may = |cpu: &usize| self.allowed.contains(cpu);
+        let near: Vec<usize> = cpus.iter().copied().filter(may).collect();
+        if !near.is_empty() {
+            let _ = process::set_affinity(0, &near);
         }
     }
 

@@ -20,7 +20,6 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use undercroft_base::{SpaceId, VirtRange};
-use undercroft_sys::process;
 use undercroft_sys::sideband::{Record, RecordRing, Sideband, Wake};
 
 use crate::placement::FAULT_THREADS_MAX;
@@ -92,8 +91,8 @@ pub(crate) fn shares(watch: &Watch) -> io::Result<Vec<Share>> {
 
 /// Body of a thread: it reads the records of its share.
 pub(crate) fn run(shared: &Shared, share: &Share) {
-    let _ = process::set_fifo(0, 2);
-    let _ = process::set_affinity(0, &share.cpus);
+    shared.placement.be_prompt(2);
+    shared.placement.stay_near(&share.cpus);
     shared.placement.pins.store(true, Ordering::Relaxed);
     let mut mapped: Vec<(u32, VirtRange, bool)> = Vec::new();
     let mut threads: Vec<u32> = Vec::new();
@@ -180,7 +179,7 @@ fn arrived(shared: &Shared, pid: u32, range: VirtRange, done: &mut Option<(Space
 
 /// Body of the thread that brings the books up to date with new mappings.
 pub(crate) fn attend(shared: &Shared) {
-    let _ = process::set_fifo(0, 1);
+    shared.placement.be_prompt(1);
     while !shared.signals.stopped() {
         if let Some(new) = shared.arrivals.take(NAP) {
             discover::manage_new(shared, &new.process, new.range);

@@ -278,6 +278,84 @@ fn a_daemon_in_a_container_serves_programs_outside() {
     );
 }
 
+/// CPUs and policies (`sched(7)`) of all threads of a process.
+fn threads(pid: i32) -> Option<Vec<(String, u32)>> {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?;
+    let of = |task: std::fs::DirEntry| {
+        let status = std::fs::read_to_string(task.path().join("status")).ok()?;
+        let stat = std::fs::read_to_string(task.path().join("stat")).ok()?;
+        let cpus = status
+            .lines()
+            .find_map(|it| it.strip_prefix("Cpus_allowed_list:"))?;
+        let policy = stat.rsplit(") ").next()?.split(' ').nth(38)?.parse().ok()?;
+        Some((cpus.trim().to_owned(), policy))
+    };
+    tasks.map(|task| of(task.ok()?)).collect()
+}
+
+/// A class has its managers on one CPU, without real-time priority, and moves little in the
+/// background. The program itself may use all CPUs.
+#[test]
+fn a_class_limits_what_its_managers_use() {
+    let name = "a_class_limits_what_its_managers_use";
+    let _turn = one_at_a_time();
+    if plain_only() {
+        return skip(name, "a plain run has no daemon");
+    }
+    if std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() < 2) {
+        return skip(name, "there is one CPU");
+    }
+    const MOVES: u64 = 4 * MIB;
+    let daemon = Daemon::start_with(&[], |folder| {
+        format!(
+            "memory = \"64M\"\n[[tier]]\nspec = \"file:{folder},size=24M\"\ngrant = \"12M\"\n\
+             [[tier]]\nspec = \"file:{folder},size=400M\"\ngrant = \"200M\"\n\
+             [class.web]\nmemory_max = \"16M\"\ncpus = \"1\"\nrealtime = false\n\
+             moves = \"{}M\"\n",
+            MOVES / MIB
+        )
+    });
+    let manager_of = |run: &Running| {
+        let all = run.tree().into_iter();
+        let mut managers = all.filter(|it| it.command.contains("undercroft manager"));
+        managers.next().map(|it| it.pid)
+    };
+    let all_of = |run: &Running| threads(manager_of(run)?).filter(|all| all.len() > 5);
+    let others = daemon.program("default", 1);
+    let usual = others.until("manager", 20, all_of);
+    assert!(usual.iter().any(|(cpus, _)| cpus != "1"), "{usual:?}");
+    others.wait().expect(0);
+    let begun = Instant::now();
+    let run = daemon.program("web", 4);
+    run.until("pages that are out", 20, |run| {
+        run.status()?["pages"]["swapped_in"]
+            .as_u64()
+            .filter(|it| *it > 1000)
+    });
+    let granted = all_of(&run).expect("its threads");
+    assert!(
+        granted.iter().all(|of| *of == ("1".to_owned(), 0)),
+        "{granted:?}"
+    );
+    let program = run
+        .tree()
+        .into_iter()
+        .find(|it| it.command.contains("holdcheck "));
+    let program = threads(program.expect("the program").pid).expect("its threads");
+    assert!(program.iter().any(|(cpus, _)| cpus != "1"), "{program:?}");
+    let outcome = run.wait().expect(0).expect_swapping(1000.0);
+    let moved = outcome.number("counters.demoted").expect("a counter") * 4096.0;
+    let most = MOVES as f64 * begun.elapsed().as_secs_f64() + MIB as f64;
+    assert!(
+        moved > 0.0 && moved <= most,
+        "{moved} of {most} bytes moved"
+    );
+    assert!(
+        !daemon.folder.path().join("evidence").exists(),
+        "a wrong byte"
+    );
+}
+
 /// What systemd does with `packaging/undercroft.socket`: it listens, and starts the daemon anew
 /// half a second after each end.
 const LISTENS: &str = r#"
