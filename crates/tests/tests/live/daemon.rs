@@ -321,16 +321,19 @@ fn a_class_limits_what_its_managers_use() {
         managers.next().map(|it| it.pid)
     };
     let all_of = |run: &Running| threads(manager_of(run)?).filter(|all| all.len() > 5);
-    let others = daemon.program("default", 1);
+    let mut others = daemon.program("default", 1);
     let usual = others.until("manager", 20, all_of);
     assert!(usual.iter().any(|(cpus, _)| cpus != "1"), "{usual:?}");
     others.wait().expect(0);
     let begun = Instant::now();
-    let run = daemon.program("web", 4);
-    run.until("pages that are out", 20, |run| {
-        run.status()?["pages"]["swapped_in"]
-            .as_u64()
-            .filter(|it| *it > 1000)
+    let mut run = daemon.program("web", 4);
+    run.until("pages that come back", 20, |run| {
+        let clients = daemon.status()?["clients"].take();
+        let mine = clients
+            .as_array()?
+            .iter()
+            .find(|it| it["pid"] == run.pid())?;
+        mine["swap_ins"].as_u64().filter(|it| *it > 1000)
     });
     let granted = all_of(&run).expect("its threads");
     assert!(

@@ -52,16 +52,18 @@ fn successor(keeper: i32, dead: i32) -> Option<i32> {
 }
 
 /// Kills the manager of one run.
-struct Killer {
+struct Killer<'a> {
+    run: &'a Running,
     keeper: i32,
     seed: u64,
     killed: AtomicU64,
     over: AtomicBool,
 }
 
-impl Killer {
-    fn of(run: &Running, seed: u64) -> Killer {
+impl Killer<'_> {
+    fn of(run: &Running, seed: u64) -> Killer<'_> {
         Killer {
+            run,
             keeper: run.pid(),
             seed,
             killed: AtomicU64::new(0),
@@ -95,7 +97,12 @@ impl Killer {
             let since = Instant::now();
             let is_over = || dead.is_none_or(|dead| successor(self.keeper, dead).is_some());
             while !ends() && !is_over() {
-                assert!(since.elapsed() < TAKEN_OVER, "no manager takes over");
+                let said = || self.run.errors();
+                assert!(
+                    since.elapsed() < TAKEN_OVER,
+                    "no manager takes over: {}",
+                    said()
+                );
                 std::thread::sleep(Duration::from_millis(1));
             }
         }
@@ -354,8 +361,8 @@ fn redis_keeps_every_value_whenever_the_manager_is_killed() {
     });
     verify(&mut client, rounds);
     client.send(&[b"SHUTDOWN", b"NOSAVE"]).expect("SHUTDOWN");
-    let outcome = run.wait().expect(0);
     let killed = killer.killed.load(Ordering::Relaxed);
+    let outcome = run.wait().expect(0);
     told(
         &format!("redis, {rounds} rounds of {KEYS} values"),
         killed,
@@ -418,8 +425,8 @@ fn memcached_keeps_every_value_whenever_the_manager_is_killed() {
         assert_eq!(found, Some(value(key, versions[key as usize])), "key {key}");
     }
     run.signal(Signal::TERM);
-    let outcome = run.wait();
     let killed = killer.killed.load(Ordering::Relaxed);
+    let outcome = run.wait();
     told(
         &format!("memcached, {verified} values read and changed"),
         killed,
