@@ -28,7 +28,9 @@ use std::sync::{Condvar, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWrit
 pub use job::{Job, Outcome, Running, plain_only};
 pub use memcached::Memcached;
 pub use processes::{Process, anonymous_kib, descendants, processes};
-pub use programs::{build, build_musl, build_static, build_with, find, target_folder, undercroft};
+pub use programs::{
+    build, build_musl, build_static, build_with, find, programs_folder, target_folder, undercroft,
+};
 pub use sampler::{Sample, Sampler};
 pub use undercroft_resp::{Client, Reply};
 pub use undercroft_seeded::mix;

@@ -16,6 +16,14 @@ pub fn target_folder() -> PathBuf {
         .to_owned()
 }
 
+/// The folder of the test programs, and of large files of the tests: it is on a disk. It is there
+/// after this.
+pub fn programs_folder() -> PathBuf {
+    let folder = target_folder().join("test-programs");
+    std::fs::create_dir_all(&folder).expect("a folder for test programs");
+    folder
+}
+
 /// The undercroft binary: `UNDERCROFT_BIN`, or this checkout's release build, which is made now
 /// unless it is fresh.
 ///
@@ -78,8 +86,7 @@ fn compile(compiler: &str, name: &str, flags: &[&str], output: &str) -> PathBuf 
         return path.clone();
     }
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs");
-    let folder = target_folder().join("test-programs");
-    std::fs::create_dir_all(&folder).expect("a folder for test programs");
+    let folder = programs_folder();
     let path = folder.join(output);
     // Another test process may run the old file: write beside it, then rename.
     let fresh = folder.join(format!("{output}.{}", std::process::id()));
@@ -112,9 +119,7 @@ pub fn build(name: &str) -> PathBuf {
 /// if the compiler cannot do it here.
 pub fn build_with(name: &str, kind: &str, compiler: &str, flags: &[&str]) -> Option<PathBuf> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("programs/{name}.c"));
-    let folder = target_folder().join("test-programs");
-    std::fs::create_dir_all(&folder).expect("a folder for test programs");
-    let path = folder.join(format!("{name}-{kind}"));
+    let path = programs_folder().join(format!("{name}-{kind}"));
     let made = Command::new(compiler)
         .args(["-O1", "-g", "-pthread"])
         .args(flags)

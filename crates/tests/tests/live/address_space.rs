@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use undercroft_tests::{
-    Job, MIB, Outcome, beside_others, build, find, has_access_bits, plain_only, say, setting, skip,
-    target_folder,
+    Job, MIB, Outcome, beside_others, build, find, has_access_bits, plain_only, programs_folder,
+    say, setting, skip,
 };
 
 const FOOTPRINT_MIB: u64 = 64;
@@ -33,7 +33,7 @@ fn fuzz(case: Case<'_>) {
 /// `before`: words in front of `undercroft`. `options`: more options of `undercroft run`.
 fn fuzz_with(before: &[&str], options: &[&str], case: Case<'_>) {
     let _turn = beside_others();
-    let folder = target_folder().join("test-programs");
+    let folder = programs_folder();
     // 70 to 90 % of the arenas are mapped and mostly touched. Side threads have some more.
     let limit = case.threads * FOOTPRINT_MIB * MIB * case.percent / 100;
     let mut job = Job::new(build("asfuzz"))

@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use undercroft_tests::{
     Client, Job, MIB, Memcached, Outcome, Process, Reply, Running, beside_others, build, find,
-    free_port, mix, plain_only, processes, say, setting, skip, target_folder, undercroft, value_of,
+    free_port, mix, plain_only, processes, programs_folder, say, setting, skip, undercroft,
+    value_of,
 };
 
 /// Takeover is off unless it is asked for.
@@ -222,7 +223,7 @@ fn address_spaces_are_right_whenever_the_manager_is_killed() {
         return skip(name, "it takes long; UNDERCROFT_TEST_TAKEOVER=1 runs it");
     }
     let most = kills(40);
-    let folder = target_folder().join("test-programs");
+    let folder = programs_folder();
     for seed in 0..1 + most / 100 {
         let ops = (120 * most.min(100)).max(3_000);
         let spill = tempfile::tempdir_in(&folder).expect("a folder for the file tier");
@@ -435,7 +436,7 @@ fn memcached_keeps_every_value_whenever_the_manager_is_killed() {
 }
 
 fn scratch_file(name: &str) -> String {
-    let folder = target_folder().join("test-programs");
+    let folder = programs_folder();
     folder
         .join(format!("takeover-{name}-{}", std::process::id()))
         .display()
