@@ -17,4 +17,5 @@ pub mod open;
 pub mod ram;
 pub mod remote;
 pub mod shape;
+pub mod shared_device;
 pub mod spec;

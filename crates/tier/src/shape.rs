@@ -4,18 +4,21 @@
 //! its head. A tier in memory waits in `load` and `store` ([`Shaped`]). A file tier says how long
 //! a read must take ([`Tier::reading`]), and the reader holds the page back, so that no thread
 //! waits for one page alone. A shape adds time and takes none away: what is slower below stays
-//! slower.
+//! slower. A tier has a device of its own, or one that processes share (`shared_device.rs`).
 
 use std::fmt;
 use std::str::FromStr;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use rustix::time::{ClockId, clock_gettime};
 use undercroft_base::{
     Bytes, LoadError, Loaded, Nanos, PAGE_BYTES, Slot, Stamp, Store, StoreError, Tier, TierInfo,
     TierUsage,
 };
 use undercroft_device::{Device, NAMES, Profile, Time, by_name};
+
+use crate::shared_device::SharedDevice;
 
 /// Shorter waits keep the processor; longer ones sleep first.
 const SPIN_MAX: Duration = Duration::from_micros(20);
@@ -61,36 +64,70 @@ impl fmt::Display for ShapeName {
 /// A device of which only the times are real.
 #[derive(Debug)]
 pub struct Shape {
+    name: ShapeName,
     device: Mutex<Device>,
-    begun: Instant,
+    /// By CLOCK_MONOTONIC, which all processes share.
+    begun_ns: u64,
+    /// The device of several processes, and where the file of this one begins on it.
+    shared: Option<(SharedDevice, u64)>,
 }
 
 impl Shape {
     /// An idle device.
     pub fn new(name: ShapeName) -> Shape {
         Shape {
+            name,
             device: Mutex::new(Device::new(name.profile())),
-            begun: Instant::now(),
+            begun_ns: monotonic_ns(),
+            shared: None,
         }
+    }
+
+    /// A device that others use, too: one more file on it. `shared` is a device of this name.
+    pub fn over(name: ShapeName, shared: SharedDevice) -> Shape {
+        let begins = shared.new_file();
+        Shape {
+            begun_ns: shared.begun_ns(),
+            shared: Some((shared, begins)),
+            ..Shape::new(name)
+        }
+    }
+
+    /// Which device it is.
+    pub fn name(&self) -> ShapeName {
+        self.name
     }
 
     /// A read begins now. Returns when it ends.
     pub fn read(&self, offset: u64, bytes: u64) -> Instant {
-        self.ask(|device, now| device.read(now, offset, bytes).end)
+        self.ask(offset, |device, now, at| device.read(now, at, bytes).end)
     }
 
     /// A write begins now. Returns when it ends.
     pub fn write(&self, offset: u64, bytes: u64) -> Instant {
-        self.ask(|device, now| device.write(now, offset, bytes).end)
+        self.ask(offset, |device, now, at| device.write(now, at, bytes).end)
     }
 
-    fn ask(&self, request: impl FnOnce(&mut Device, Time) -> Time) -> Instant {
+    fn ask(&self, offset: u64, request: impl Fn(&mut Device, Time, u64) -> Time) -> Instant {
         // A panic in the model leaves only times behind.
         let mut device = self.device.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = Time::from_ns(self.begun.elapsed().as_nanos() as f64);
-        let end = request(&mut device, now);
-        self.begun + Duration::from_nanos(end.ns() as u64)
+        let at = Instant::now();
+        let now = Time::from_ns(monotonic_ns().saturating_sub(self.begun_ns) as f64);
+        let end = match &self.shared {
+            None => request(&mut device, now, offset),
+            Some((shared, begins)) => {
+                let place = begins.wrapping_add(offset);
+                shared.ask(&mut device, now, |device, now| request(device, now, place))
+            }
+        };
+        at + Duration::from_nanos((end - now).ns() as u64)
     }
+}
+
+/// Nanoseconds of CLOCK_MONOTONIC.
+pub(crate) fn monotonic_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
 /// Waits until `when`: a short wait spins, a longer one sleeps first.
@@ -126,15 +163,15 @@ pub struct Shaped<T> {
 }
 
 impl<T: Tier> Shaped<T> {
-    /// `tier`, with the times of `name`.
-    pub fn new(tier: T, name: ShapeName) -> Shaped<T> {
+    /// `tier`, with the times of `shape`.
+    pub fn new(tier: T, shape: Shape) -> Shaped<T> {
         Shaped {
             info: TierInfo {
                 emulated: true,
                 ..tier.info().clone()
             },
             tier,
-            shape: Shape::new(name),
+            shape,
         }
     }
 }

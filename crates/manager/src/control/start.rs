@@ -165,7 +165,12 @@ impl Memories {
                 }
                 None => None,
             };
-            tiers.push((memory, backing));
+            let device = tier.device.map(process::take_inherited).transpose()?;
+            tiers.push(tiers::Inherited {
+                memory,
+                below: backing,
+                device,
+            });
         }
         Ok(Memories {
             ledger,
@@ -226,6 +231,7 @@ fn serve_over(launch: Launch, link: OwnedFd) -> Result<(), StartError> {
         presence: Presence::new(Instant::now()),
         migrates: Migrator::is_needed(&shared),
         bound: None,
+        obeys: None,
         rest_until: Instant::now(),
         recount_at: None,
         last_snapshot: (Instant::now(), Stats::default()),
@@ -353,7 +359,7 @@ fn share(
     let options = &launch.options;
     let files = memories.tiers.iter();
     let disk_cpu = files
-        .filter_map(|(_, backing)| backing.as_ref())
+        .filter_map(|tier| tier.below.as_ref())
         .filter_map(|(file, _, _)| interrupts::completion_cpu(file))
         .next();
     let record = record(launch)?;

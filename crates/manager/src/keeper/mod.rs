@@ -217,7 +217,10 @@ fn try_run(
     let dir = RunDir::create()?;
     let (options, held) = ask_daemon(options)?;
     let options = &options;
-    let tiers = tiers::open(&options.client)?;
+    let mut tiers = tiers::open(&options.client)?;
+    if let Some(held) = &held {
+        held.share_devices(&options.client.tiers, &mut tiers)?;
+    }
     if !options.client.quiet {
         warn_of(&tiers, voice);
     }
