@@ -1,5 +1,6 @@
-//! The emulated devices that clients share: one for each tier with `shape=`. A client has it with its
-//! grant, and gives it to the next daemon with its claim. So it stays one device if the daemon dies.
+//! The emulated devices that clients share: one for each tier with `shape=`. A client has it with
+//! its grant, and gives it to the next daemon with its claim. So it stays one device if the daemon
+//! dies.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;

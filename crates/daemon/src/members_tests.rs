@@ -428,6 +428,7 @@ fn what_a_client_may_not_say_ends_it_and_harms_none() {
         limit: Some(u64::MAX),
         stall_seconds: f64::INFINITY,
         swap_ins: 1,
+        page_ins: None,
         curve: Some(curve),
     };
     world.members.figures(liar, figures);

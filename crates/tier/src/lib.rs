@@ -9,6 +9,7 @@
 
 #[cfg(test)]
 mod contract;
+mod device_name;
 pub mod file;
 pub mod mailbox;
 pub mod measure;

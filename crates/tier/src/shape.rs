@@ -6,60 +6,20 @@
 //! waits for one page alone. A shape adds time and takes none away: what is slower below stays
 //! slower. A tier has a device of its own, or one that processes share (`shared_device.rs`).
 
-use std::fmt;
-use std::str::FromStr;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::time::{ClockId, clock_gettime};
 use undercroft_base::{
     Bytes, LoadError, Loaded, Nanos, PAGE_BYTES, Slot, Stamp, Store, StoreError, Tier, TierInfo,
     TierUsage,
 };
-use undercroft_device::{Device, NAMES, Profile, Time, by_name};
+use undercroft_device::{Device, Time};
 
-use crate::shared_device::SharedDevice;
+pub use crate::device_name::{ShapeName, UnknownShape, names};
+use crate::shared_device::{SharedDevice, monotonic_ns};
 
 /// Shorter waits keep the processor; longer ones sleep first.
 const SPIN_MAX: Duration = Duration::from_micros(20);
-
-/// The name of a device that there is a model of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ShapeName(&'static str);
-
-impl ShapeName {
-    /// The device's constants.
-    pub fn profile(self) -> Profile {
-        by_name(self.0).expect("a name of the list")
-    }
-}
-
-/// The names of all devices.
-pub fn names() -> String {
-    NAMES.join(", ")
-}
-
-/// There is no such device; the text names those that there are.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there is no device `{0}`; use one of: {list}", list = names())]
-pub struct UnknownShape(String);
-
-impl FromStr for ShapeName {
-    type Err = UnknownShape;
-
-    fn from_str(text: &str) -> Result<ShapeName, UnknownShape> {
-        let known = NAMES.into_iter().find(|name| *name == text);
-        known
-            .map(ShapeName)
-            .ok_or_else(|| UnknownShape(text.to_owned()))
-    }
-}
-
-impl fmt::Display for ShapeName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.0)
-    }
-}
 
 /// A device of which only the times are real.
 #[derive(Debug)]
@@ -122,12 +82,6 @@ impl Shape {
         };
         at + Duration::from_nanos((end - now).ns() as u64)
     }
-}
-
-/// Nanoseconds of CLOCK_MONOTONIC.
-pub(crate) fn monotonic_ns() -> u64 {
-    let now = clock_gettime(ClockId::Monotonic);
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
 /// Waits until `when`: a short wait spins, a longer one sleeps first.
@@ -240,19 +194,6 @@ impl<T: Tier> Tier for Shaped<T> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn shapes_are_the_names_of_the_devices() {
-        for name in NAMES {
-            let shape: ShapeName = name.parse().expect(name);
-            assert_eq!(
-                (shape.to_string().as_str(), shape.profile().name),
-                (name, name)
-            );
-        }
-        let refused = "floppy".parse::<ShapeName>().unwrap_err().to_string();
-        assert!(refused.contains("`floppy`") && refused.contains("optane-dimm, "));
-    }
-
     /// Times of a shape are never shorter than the device's. Queued requests wait for each other.
     #[test]
     fn requests_take_their_time_and_wait_for_each_other() {
@@ -263,5 +204,23 @@ mod tests {
         assert!(ends.is_sorted(), "one head: {ends:?}");
         wait_until(ends[2]);
         assert!(Instant::now() >= ends[2]);
+    }
+
+    #[test]
+    fn two_files_of_one_device_slow_each_other_and_a_device_of_its_own_does_not() {
+        let name: ShapeName = "sata-ssd".parse().unwrap();
+        let device = SharedDevice::create(name).expect("memory");
+        let [one, two] = [(); 2].map(|()| {
+            let memory = device.memory().try_clone_to_owned().expect("a descriptor");
+            Shape::over(name, SharedDevice::open(name, memory).expect("the device"))
+        });
+        let alone = Shape::new(name);
+        // 500 rounds on nine channels, 640 us each.
+        for at in 0..4500 {
+            one.write(at << 20, 4096);
+        }
+        let (beside, alone) = (two.read(0, 4096), alone.read(0, 4096));
+        let waits = beside.saturating_duration_since(alone);
+        assert!(waits > Duration::from_millis(100), "{waits:?}");
     }
 }

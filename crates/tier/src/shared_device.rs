@@ -19,10 +19,11 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use rustix::fs::{SealFlags, fcntl_get_seals};
+use rustix::time::{ClockId, clock_gettime};
 use undercroft_device::{Device, NAMES, Time, state};
 use undercroft_sys::mapping::SharedMemory;
 
-use crate::shape::{ShapeName, monotonic_ns};
+use crate::device_name::ShapeName;
 
 const MAGIC: u64 = 0x7563_6465_7600_0100;
 const MAGIC_WORD: usize = 0;
@@ -128,6 +129,12 @@ impl SharedDevice {
     }
 }
 
+/// Nanoseconds of CLOCK_MONOTONIC.
+pub(crate) fn monotonic_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
 /// More words than the state of any device has.
 const WORDS_MAX: usize = 128;
 
@@ -159,7 +166,6 @@ fn book(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shape::Shape;
 
     fn named(name: &str) -> ShapeName {
         name.parse().expect(name)
@@ -178,8 +184,8 @@ mod tests {
         }
     }
 
-    /// Four processes ask at once. No channel serves two at a time, so the work of all of them takes
-    /// as long as that of one.
+    /// Four processes ask at once. No channel serves two at a time, so the work of all of them
+    /// takes as long as that of one.
     #[test]
     fn requests_of_all_processes_wait_for_each_other() {
         for name in ["optane-dimm", "sata-ssd", "hdd-7200"] {
@@ -210,21 +216,6 @@ mod tests {
                 "{name}: {last:?} of {least} s"
             );
         }
-    }
-
-    #[test]
-    fn two_files_of_one_device_slow_each_other_and_a_device_of_its_own_does_not() {
-        let device = SharedDevice::create(named("sata-ssd")).expect("memory");
-        let [one, two] =
-            [(); 2].map(|()| Shape::over(named("sata-ssd"), again(&device, "sata-ssd")));
-        let alone = Shape::new(named("sata-ssd"));
-        // 500 rounds on nine channels, 640 us each.
-        for at in 0..4500 {
-            one.write(at << 20, 4096);
-        }
-        let (beside, alone) = (two.read(0, 4096), alone.read(0, 4096));
-        let waits = beside.saturating_duration_since(alone);
-        assert!(waits > std::time::Duration::from_millis(100), "{waits:?}");
     }
 
     #[test]

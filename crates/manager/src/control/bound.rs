@@ -51,8 +51,8 @@ impl Devices {
     }
 }
 
-/// The counts of page-ins as they were read last: of all, of those from a device, and of those above
-/// the limit.
+/// The counts of page-ins as they were read last: of all, of those from a device, and of those
+/// above the limit.
 struct Known {
     all: Box<[u32; BUCKETS]>,
     device: Box<[u32; BUCKETS]>,

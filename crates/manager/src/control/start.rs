@@ -197,8 +197,7 @@ fn serve_over(launch: Launch, link: OwnedFd) -> Result<(), StartError> {
     check_permissions()?;
     let keeper = PidFd::open(launch.keeper)?;
     let mark = Mark::new(&launch.shim.0, &launch.shim.1);
-    let handover = process::take_inherited(launch.handover)?;
-    let holder = start_holder(&keeper, handover, &mark)?;
+    let holder = start_holder(&keeper, process::take_inherited(launch.handover)?, &mark)?;
     // At once: if this process dies later, the keeper asks the holder.
     tell(&link, &Notice::Holder(holder))?;
     // Before any thread starts, and before any message of a client is read.
