@@ -8,7 +8,7 @@
 //! ([`disk`]). All constants are in [`profiles`].
 //!
 //! Level 0: depends on nothing. The simulator asks it in virtual time, a tier with `shape=` in real
-//! time.
+//! time. Processes that share one in real time share its state as words ([`state`]).
 //!
 //! Requests are served in the order they are submitted. Two clients' requests may be submitted out
 //! of order by less than one service time. Then the later one waits. Where clients' clocks are
@@ -18,6 +18,7 @@
 mod bookings;
 pub mod disk;
 pub mod profiles;
+pub mod state;
 mod time;
 
 use std::collections::VecDeque;
