@@ -49,6 +49,9 @@ impl World {
             memory_max: Bytes(1 << 30),
             latency: None,
             demand: None,
+            cpus: None,
+            realtime: true,
+            moves: None,
         };
         let config = Config {
             memory: Bytes(1 << 30),
