@@ -371,11 +371,6 @@ impl<L: Ledger> Migrations<'_, L> {
         self.engine.release(item.tier, item.slot);
         self.engine.remember_age(item.no, moved);
         self.engine.stats.demoted += 1;
-        let ranks = (self.engine.rank_of(item.tier), self.engine.rank_of(to));
-        if let (Some(from), Some(to)) = ranks {
-            let place = &mut self.engine.place;
-            place.moved(item.no, TierId(from as u8), TierId(to as u8));
-        }
         self.engine.stats.lifted += u64::from(self.is_above(to, item.tier));
     }
 

@@ -121,17 +121,6 @@ fn mean(of: &mut f64, value: f64) {
 }
 
 impl Locality {
-    /// Whether the page of the batch at hand goes to the disk.
-    pub(super) fn is_to_disk(&self, no: PageNo) -> bool {
-        self.to_disk.binary_search(&no).is_ok()
-    }
-
-    /// Whether the page is of a sequence that is away.
-    pub(super) fn is_linked(&self, no: PageNo) -> bool {
-        let page = self.pages.get(no.0 as usize);
-        page.is_some_and(|page| page.sequence != 0 && page.sequence != OF_DISK)
-    }
-
     fn page(&mut self, no: PageNo) -> &mut Page {
         let at = no.0 as usize;
         if at >= self.pages.len() {

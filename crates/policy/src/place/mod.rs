@@ -5,7 +5,6 @@
 //! replay choose no tier themselves. Storms also demote unasked: the engine must be right all the
 //! same.
 
-pub mod auto;
 #[cfg(test)]
 mod contract;
 pub mod latency_group;
@@ -251,9 +250,6 @@ pub trait Place: Send {
         None
     }
 
-    /// The copy of page `no` was moved. Not on the fault path. O(1).
-    fn moved(&mut self, _no: PageNo, _from: TierId, _to: TierId) {}
-
     /// A thread waited for page `no`, which came from `tier`. On the fault path, with the engine
     /// locked: O(1).
     fn came_back(&mut self, _no: PageNo, _tier: TierId) {}
@@ -306,14 +302,12 @@ pub trait Place: Send {
 }
 
 /// The placement policies; the first is the default.
-pub const NAMES: [&str; 7] = [
+pub const NAMES: [&str; 5] = [
     "worth",
     "waterfall",
     "temperature",
     "locality",
     "latency_group",
-    "auto",
-    "auto_plain",
 ];
 
 /// Makes a policy without history.
@@ -326,8 +320,6 @@ pub fn by_name(name: &str) -> Result<Box<dyn Place>, UnknownPolicy> {
         "temperature" => Ok(Box::new(temperature::Temperature::default())),
         "locality" => Ok(Box::new(locality::Locality::default())),
         "latency_group" => Ok(Box::new(latency_group::LatencyGroup::default())),
-        "auto" => Ok(Box::new(auto::Auto::new(true))),
-        "auto_plain" => Ok(Box::new(auto::Auto::new(false))),
         _ => Err(UnknownPolicy::new("placement", name, &NAMES)),
     }
 }

@@ -21,7 +21,7 @@ use super::{
 };
 
 /// Pages of a slab: 1 MiB.
-pub(super) const SLAB_PAGES: u64 = MIGRATE_PAGES_MAX;
+const SLAB_PAGES: u64 = MIGRATE_PAGES_MAX;
 
 /// A moment: 2^26 ns, some 67 ms.
 const TICK_BITS: u32 = 26;
@@ -61,7 +61,7 @@ pub struct Temperature {
 }
 
 /// The fastest tier below DRAM.
-pub(super) fn top(tiers: &[TierState]) -> Option<usize> {
+fn top(tiers: &[TierState]) -> Option<usize> {
     let below = |tier: &TierState| tier.latency != LatencyClass::Memory;
     tiers.iter().position(below)
 }
@@ -75,38 +75,6 @@ fn takes(tier: &TierState) -> bool {
 }
 
 impl Temperature {
-    /// Whether a slab waits to be lifted.
-    pub(super) fn waits(&self) -> bool {
-        !self.lifts.is_empty()
-    }
-
-    /// The slab of the page is used now.
-    pub(super) fn touch(&mut self, no: PageNo) {
-        self.used(number(no));
-    }
-
-    /// As [`Place::group_to_move`].
-    ///
-    /// * `cools`: cold slabs go down.   * `waits`: slabs wait until there is room for them.
-    pub(super) fn next(
-        &mut self,
-        now: Nanos,
-        tiers: &[TierState],
-        pages: &mut Vec<PageNo>,
-        cools: bool,
-        waits: bool,
-    ) -> Option<GroupMove> {
-        self.now = ((now.0 >> TICK_BITS) as u32).max(1);
-        let top = top(tiers)?;
-        let full = waits && !takes(&tiers[top]) && tiers[top].capacity.0 > 2 << 20;
-        let lifted = if full { None } else { self.lift(top, tiers) };
-        let cooled = || if cools { self.cool(top, tiers) } else { None };
-        let (slab, asked) = lifted.or_else(cooled)?;
-        let first = (slab as u64 * SLAB_PAGES) as u32;
-        pages.extend((first..=first + (SLAB_PAGES as u32 - 1)).map(PageNo));
-        Some(asked)
-    }
-
     /// The slab is used now. It belongs into the fastest tier again.
     fn used(&mut self, slab: usize) -> &mut Slab {
         if slab >= self.slabs.len() {
@@ -181,7 +149,13 @@ impl Place for Temperature {
         tiers: &[TierState],
         pages: &mut Vec<PageNo>,
     ) -> Option<GroupMove> {
-        self.next(now, tiers, pages, true, false)
+        self.now = ((now.0 >> TICK_BITS) as u32).max(1);
+        let top = top(tiers)?;
+        let lifted = self.lift(top, tiers);
+        let (slab, asked) = lifted.or_else(|| self.cool(top, tiers))?;
+        let first = (slab as u64 * SLAB_PAGES) as u32;
+        pages.extend((first..=first + (SLAB_PAGES as u32 - 1)).map(PageNo));
+        Some(asked)
     }
 
     fn came_back(&mut self, no: PageNo, tier: TierId) {
