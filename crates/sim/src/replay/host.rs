@@ -184,14 +184,10 @@ impl Host {
         self.note_page_in(client, Nanos(nanos));
     }
 
-    /// Restores the reserve, if there is one and it was used. The live program faults while a batch
-    /// leaves. So after the reserve is there, the next batch comes with the next fault.
+    /// Restores the reserve, if there is one and it was used.
     #[inline]
     pub(super) fn reclaim(&mut self, client: &mut Client<'_>) -> Result<(), SetupError> {
-        let books = client.engine.books();
-        let goes_on = client.reclaims && books.reclaim_unfinished();
-        client.reclaims = self.setup.room == SimRoom::Ahead && (goes_on || books.reclaim_wanted());
-        if client.reclaims {
+        if self.setup.room == SimRoom::Ahead && client.engine.books().reclaim_wanted() {
             self.evict_to_reserve(client)
         } else {
             Ok(())
@@ -201,13 +197,13 @@ impl Host {
     #[inline(never)]
     fn evict_to_reserve(&mut self, client: &mut Client<'_>) -> Result<(), SetupError> {
         self.let_go(client)?;
-        loop {
+        while client.engine.books().reclaim_unfinished() {
             let batch = self.bounds.as_ref().map_or(EVICT_PAGES_MAX, Bounds::batch);
-            // If only locked and newest pages are left, the live manager would try later.
-            if self.evict(client, batch)? == 0 || !client.engine.books().reclaim_wanted() {
-                return Ok(());
+            if self.evict(client, batch)? == 0 {
+                break; // only locked and newest pages are left: the live manager would try later
             }
         }
+        Ok(())
     }
 
     /// Exceeds the limit, because no page can leave. The pages that are not locked may be in a

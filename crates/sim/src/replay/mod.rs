@@ -7,9 +7,8 @@
 //! only tells whether the bytes changed. Then the plan is read from the tiers and installed.
 //!
 //! With [`SimRoom::Ahead`](crate::setup::SimRoom::Ahead) pages leave as in the live run: in
-//! batches, after a fault that used the reserve, until one and a half reserves are free. The live
-//! evictor works while the program continues: of several batches, each next one comes with the next
-//! fault.
+//! batches, after a fault that used the reserve, until one and a half reserves are free. Here that
+//! takes no time; the live evictor works while the program continues.
 //!
 //! A live trace also records other events. Pages that were found in memory or dropped by the
 //! program are always followed (`follow.rs`). So are forks and ends of processes (`forks.rs`): all
