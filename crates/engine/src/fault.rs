@@ -7,7 +7,6 @@
 use undercroft_base::{
     Entry, Flags, PageCount, PageNo, PageState, Slot, SpaceId, Stamp, ThreadId, TierId, VirtPage,
 };
-use undercroft_policy::prefetch::neighbours::{Around, REACH};
 use undercroft_policy::prefetch::{FaultSeen, Window};
 use undercroft_policy::reclaim::Arrival;
 
@@ -367,64 +366,7 @@ impl<L: Ledger> Engine<L> {
         }
         if count > 0 && stride != 0 {
             self.plan_along(plan, fault, fresh, stride, count);
-        } else if !fresh {
-            self.plan_beside(plan, seen);
         }
-    }
-
-    /// Adds the neighbours that the prefetch policy names where it sees no trend, as many as leave
-    /// half the room free.
-    #[inline(never)]
-    fn plan_beside(&mut self, plan: &mut LoadPlan, seen: FaultSeen) {
-        let most = self.along_max() as usize;
-        let demanded = plan.items[0].tier;
-        let mut around = Around {
-            device: u32::from(self.is_device(demanded)) << REACH,
-            evictions: self.evictions,
-            resident_max: self.config.limit.pages_floor(),
-            ..Around::default()
-        };
-        let region = self.table.region_around(seen.space, seen.page);
-        let mut found = [(PageNo(0), VirtPage(0)); 2 * REACH as usize + 1];
-        for (bit, found) in found.iter_mut().enumerate() {
-            let Some(page) = (seen.page.0 + bit as u64).checked_sub(u64::from(REACH)) else {
-                continue;
-            };
-            let page = VirtPage(page);
-            if !region.contains(page) {
-                continue;
-            }
-            let Some(no) = self.table.find(seen.space, page) else {
-                continue;
-            };
-            let entry = self.table.entry(no);
-            if entry.state == PageState::Stored {
-                *found = (no, page);
-                around.stored |= 1 << bit;
-                around.device |= u32::from(self.is_device(entry.tier)) << bit;
-            }
-        }
-        let Some(prefetch) = self.prefetch.as_mut().filter(|_| around.stored != 0) else {
-            return;
-        };
-        let along = prefetch.off_trend(seen, &around);
-        let bring = along.pages & around.stored;
-        if bring == 0 {
-            return;
-        }
-        self.stats.prefetch_hits += u64::from(along.used);
-        // The nearest first, if there is no room for all.
-        let by_distance = (1..=REACH).flat_map(|steps| [REACH + steps, REACH - steps]);
-        for bit in by_distance.filter(|bit| bring >> bit & 1 == 1).take(most) {
-            let (no, page) = found[bit as usize];
-            self.plan_page(plan, no, page, self.table.entry(no), false);
-        }
-        plan.items.sort_unstable_by_key(|item| item.page);
-    }
-
-    /// Whether a tier's copies are not in memory.
-    fn is_device(&self, tier: TierId) -> bool {
-        self.config.retain.get(usize::from(tier.0)) == Some(&true)
     }
 
     /// Adds pages of the window to the plan: those of the faulting page's region and state, while

@@ -5,7 +5,6 @@
 //! (docs/design/0007).
 
 use super::majority::Majority;
-use super::neighbours::{Along, Around};
 use super::{FaultSeen, Prefetch, Window};
 
 /// A policy for loads, and the trend for first touches.
@@ -21,7 +20,7 @@ impl FirstTouches {
         if loads.is_none() || loads.name() == Majority::NAME {
             return loads;
         }
-        let trend = Majority::trend_alone();
+        let trend = Majority::new();
         Box::new(FirstTouches { loads, trend })
     }
 }
@@ -33,10 +32,6 @@ impl Prefetch for FirstTouches {
         } else {
             self.loads.on_fault(fault)
         }
-    }
-
-    fn off_trend(&mut self, fault: FaultSeen, around: &Around) -> Along {
-        self.loads.off_trend(fault, around)
     }
 
     fn name(&self) -> &'static str {
