@@ -16,6 +16,11 @@ pub struct Cpus(Vec<usize>);
 pub struct CpusError(String);
 
 impl Cpus {
+    /// `numbers` ascending, each below 1024. `None` if there is none.
+    pub fn of(numbers: Vec<usize>) -> Option<Cpus> {
+        (!numbers.is_empty()).then_some(Cpus(numbers))
+    }
+
     /// Their numbers, ascending.
     pub fn numbers(&self) -> &[usize] {
         &self.0

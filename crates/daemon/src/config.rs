@@ -29,10 +29,12 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 fn cpus(text: &Spanned<String>) -> Result<Cpus, String> {
     let named: Cpus = (text.get_ref().parse()).map_err(|why: CpusError| why.to_string())?;
     let usable = process::allowed_cpus(0).map_err(|error| error.to_string())?;
-    match named.numbers().iter().find(|cpu| !usable.contains(cpu)) {
+    let usable = Cpus::of(usable).ok_or("no CPU can be used here")?;
+    let mut wrong = named.numbers().iter();
+    match wrong.find(|cpu| !usable.numbers().contains(cpu)) {
         None => Ok(named),
         Some(cpu) => Err(format!(
-            "CPU {cpu} cannot be used here; these can: {usable:?}"
+            "CPU {cpu} cannot be used here; these can: {usable}"
         )),
     }
 }
