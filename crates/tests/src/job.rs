@@ -371,7 +371,13 @@ impl Running {
 }
 
 impl Drop for Running {
+    /// A test that fails while a program runs shows what the program and the run have said.
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            let now = self.child.try_wait();
+            let said = self.errors();
+            println!("{}: {now:?}; standard error: {said}", self.child.id());
+        }
         self.end_tree();
         if self.ended.is_none() {
             let _ = self.child.wait();
