@@ -376,7 +376,9 @@ impl Drop for Running {
         if std::thread::panicking() {
             let now = self.child.try_wait();
             let said = self.errors();
-            println!("{}: {now:?}; standard error: {said}", self.child.id());
+            let output = fs::read(self.scratch.path().join("output")).unwrap_or_default();
+            let output = String::from_utf8_lossy(&output[output.len().saturating_sub(2000)..]);
+            println!("{}: {now:?}; {said}\n{output}", self.child.id());
         }
         self.end_tree();
         if self.ended.is_none() {

@@ -570,11 +570,13 @@ fn a_shape_makes_every_kind_of_tier_as_slow_as_its_device() {
         let latency = tier["read_latency_seconds"][quantile].as_f64();
         assert!(latency >= Some(least), "{spec}: {outcome}");
         let reads = tier["reads"].as_f64().expect("a number");
-        // Asleep: waits cost next to no processor time. All of it depends on how busy the machine
-        // is, so a run without waits is the measure.
+        // Asleep. Awake, the waits would take all of that time on a processor and more. Asleep they
+        // take half of it where an idle CPU is slow to wake. What a fault takes besides depends on
+        // how busy the machine is, so a run without waits is the measure.
         if shape == "sata-ssd" {
-            let waits = cpu(&outcome) - unshaped;
-            assert!(waits < reads * least / 2.0, "{waits} s of CPU: {outcome}");
+            let waits = (cpu(&outcome) - unshaped) / (reads * least);
+            println!("waits take {waits:.2} of the time on a processor");
+            assert!(waits < 0.85, "{waits} of the waits: {outcome}");
         }
     }
 }
