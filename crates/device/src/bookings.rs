@@ -13,13 +13,29 @@
 
 use std::collections::VecDeque;
 
-use crate::Time;
+use crate::{Time, Written};
+
+/// A write: when it was asked for, and by whom if they want to hear of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Write {
+    pub(crate) asked: Time,
+    pub(crate) writer: Option<u32>,
+}
+
+impl Write {
+    /// What its writer hears, once it is complete.
+    pub(crate) fn ended(self, end: Time) -> Option<Written> {
+        let took = end - self.asked;
+        self.writer.map(|writer| Written { writer, took })
+    }
+}
 
 #[derive(Clone, Copy, Debug)]
 struct Taken {
     start: Time,
     end: Time,
-    writes: bool,
+    /// `None`: a read.
+    write: Option<Write>,
 }
 
 /// One channel. No two times overlap.
@@ -38,7 +54,7 @@ impl Bookings {
         let first = self.taken.partition_point(|taken| taken.end <= from);
         let mut start = from;
         for next in self.taken.range(first..) {
-            let makes_way = !writes && next.writes && next.start >= from;
+            let makes_way = !writes && next.write.is_some() && next.start >= from;
             if makes_way {
                 continue;
             }
@@ -54,12 +70,14 @@ impl Bookings {
     pub(crate) fn writes_at(&self, time: Time) -> bool {
         let at = self.taken.partition_point(|taken| taken.end <= time);
         let taken = self.taken.get(at);
-        taken.is_some_and(|taken| taken.writes && taken.start <= time)
+        taken.is_some_and(|taken| taken.write.is_some() && taken.start <= time)
     }
 
     /// Takes it from `start` on, which is a time of [`Bookings::first_fit`]. Writes that make way
     /// come later.
-    pub(crate) fn book(&mut self, start: Time, length: Time, writes: bool) {
+    ///
+    /// * `write`: `None` is a read.
+    pub(crate) fn book(&mut self, start: Time, length: Time, write: Option<Write>) {
         let end = start + length;
         let at = self.taken.partition_point(|taken| taken.end <= start);
         let over = self
@@ -69,23 +87,25 @@ impl Bookings {
         let moved: Vec<Taken> = self.taken.drain(at..over).collect();
         let make_way = moved
             .iter()
-            .all(|other| other.writes && other.start >= start);
+            .all(|other| other.write.is_some() && other.start >= start);
         assert!(
-            moved.is_empty() || (!writes && make_way),
+            moved.is_empty() || (write.is_none() && make_way),
             "a channel does one thing at a time"
         );
-        self.taken.insert(at, Taken { start, end, writes });
+        self.taken.insert(at, Taken { start, end, write });
         for other in moved {
             let length = other.end - other.start;
-            self.book(self.first_fit(other.start, length, true), length, true);
+            let start = self.first_fit(other.start, length, true);
+            self.book(start, length, other.write);
         }
     }
 
-    /// Nothing is asked for before `now` any more.
-    pub(crate) fn forget(&mut self, now: Time) {
+    /// Nothing is asked for before `now` any more. Adds the writes that ended by then.
+    pub(crate) fn forget(&mut self, now: Time, written: &mut Vec<Written>) {
         self.floor = self.floor.max(now);
         let over = self.taken.partition_point(|taken| taken.end <= now);
-        self.taken.drain(..over);
+        let past = self.taken.drain(..over);
+        written.extend(past.filter_map(|taken| taken.write?.ended(taken.end)));
     }
 
     /// When it is free for good.

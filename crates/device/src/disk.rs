@@ -51,6 +51,22 @@ impl Head {
         }
     }
 
+    /// Behind the last byte before `next`, which comes without any movement until `next_at`.
+    pub(crate) fn at(disk: Disk, next: u64, next_at: Time) -> Head {
+        let next = next.min(disk.capacity_bytes);
+        Head {
+            disk,
+            cylinder: next.saturating_sub(1) / disk.track_bytes,
+            next,
+            next_at,
+        }
+    }
+
+    /// What [`Head::at`] is told.
+    pub(crate) fn next(&self) -> (u64, Time) {
+        (self.next, self.next_at)
+    }
+
     /// The cylinder it is over.
     pub fn cylinder(&self) -> u64 {
         self.cylinder

@@ -8,7 +8,7 @@
 //! ([`disk`]). All constants are in [`profiles`].
 //!
 //! Level 0: depends on nothing. The simulator asks it in virtual time, a tier with `shape=` in real
-//! time.
+//! time. Processes that share one in real time share its state as words ([`state`]).
 //!
 //! Requests are served in the order they are submitted. Two clients' requests may be submitted out
 //! of order by less than one service time. Then the later one waits. Where clients' clocks are
@@ -18,6 +18,7 @@
 mod bookings;
 pub mod disk;
 pub mod profiles;
+pub mod state;
 mod time;
 
 use std::collections::VecDeque;
@@ -25,7 +26,7 @@ use std::collections::VecDeque;
 pub use profiles::{NAMES, Profile, by_name};
 pub use time::Time;
 
-use bookings::Bookings;
+use bookings::{Bookings, Write};
 use disk::Head;
 
 /// One direction's service time: `access + bytes * per_byte`.
@@ -88,6 +89,15 @@ pub struct Served {
     pub end: Time,
 }
 
+/// A deferred write of a writer, complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Written {
+    /// Who asked for it.
+    pub writer: u32,
+    /// From then until the device had it: the wait for a slot and for a channel, and the write.
+    pub took: Time,
+}
+
 #[derive(Clone, Copy, Debug, Default)]
 struct Channel {
     free: Time,
@@ -99,6 +109,7 @@ struct Waiting {
     ready: Time,
     offset: u64,
     bytes: u64,
+    writer: Option<u32>,
 }
 
 /// One device. Deterministic: the same requests at the same times end at the same times.
@@ -114,6 +125,7 @@ pub struct Device {
     write_channels: usize,
     /// Writes that may wait.
     behind_max: usize,
+    written: Vec<Written>,
     counters: Counters,
 }
 
@@ -130,6 +142,7 @@ impl Device {
             waiting: VecDeque::with_capacity(BEHIND_MAX + 1),
             write_channels: profile.channels.max(1) as usize,
             behind_max: BEHIND_MAX,
+            written: Vec::new(),
             counters: Counters::default(),
             profile,
         }
@@ -157,8 +170,15 @@ impl Device {
 
     /// No request comes for a time before `now` any more; see [`Device::set_unordered`].
     pub fn forget(&mut self, now: Time) {
-        let bookings = self.bookings.iter_mut().flatten();
-        bookings.for_each(|channel| channel.forget(now));
+        for channel in self.bookings.iter_mut().flatten() {
+            channel.forget(now, &mut self.written);
+        }
+    }
+
+    /// Deferred writes that are complete, of those with a writer: since the last call, in any
+    /// order. Of a device whose requests come unordered, those that no read can delay any more.
+    pub fn take_written(&mut self) -> std::vec::Drain<'_, Written> {
+        self.written.drain(..)
     }
 
     /// Its constants.
@@ -185,20 +205,34 @@ impl Device {
         self.counters.read_bytes += bytes;
         self.counters.read_busy += time;
         self.counters.read_queued += start - now;
-        self.occupy(at, start, time, false)
+        self.occupy(at, start, time, None)
     }
 
     /// Writes `bytes` at `offset`, requested at `now`, in turn with all other requests.
     /// O(channels).
     pub fn write(&mut self, now: Time, offset: u64, bytes: u64) -> Served {
         self.start_waiting(now);
-        self.write_now(now, offset, bytes, self.channels.len())
+        let request = Waiting {
+            ready: now,
+            offset,
+            bytes,
+            writer: None,
+        };
+        self.write_now(request, self.channels.len())
     }
 
     /// Leaves a write to the device, for when no read needs the channel. Returns when the caller
     /// may continue: at once; or, with more than [`BEHIND_MAX`] deferred (or the number set), when
     /// the oldest has started.
-    pub fn write_behind(&mut self, now: Time, offset: u64, bytes: u64) -> Time {
+    ///
+    /// * `writer`: who hears when it is complete, by [`Device::take_written`].
+    pub fn write_behind(
+        &mut self,
+        now: Time,
+        offset: u64,
+        bytes: u64,
+        writer: Option<u32>,
+    ) -> Time {
         self.start_waiting(now);
         // Those that are asked for later do not wait yet.
         let place = match &self.bookings {
@@ -209,6 +243,7 @@ impl Device {
             ready: now,
             offset,
             bytes,
+            writer,
         };
         self.waiting.insert(place, waiting);
         if place < self.behind_max {
@@ -229,7 +264,9 @@ impl Device {
         while self.start_oldest().is_some() {}
         let free = self.channels.iter().map(|channel| channel.free);
         let booked = self.bookings.iter().flatten().map(Bookings::end);
-        free.chain(booked).max().unwrap_or_default()
+        let end = free.chain(booked).max().unwrap_or_default();
+        self.forget(end);
+        end
     }
 
     /// Starts deferred writes on channels that are free before `now`.
@@ -247,23 +284,28 @@ impl Device {
 
     fn start_oldest(&mut self) -> Option<Served> {
         let oldest = self.waiting.pop_front()?;
-        Some(self.write_now(
-            oldest.ready,
-            oldest.offset,
-            oldest.bytes,
-            self.write_channels,
-        ))
+        Some(self.write_now(oldest, self.write_channels))
     }
 
     /// * `channels`: how many of them it may use, the first ones.
-    fn write_now(&mut self, now: Time, offset: u64, bytes: u64, channels: usize) -> Served {
-        let (time, at, start) = self.plan(now, offset, bytes, true, channels);
+    fn write_now(&mut self, request: Waiting, channels: usize) -> Served {
+        let Waiting {
+            ready,
+            offset,
+            bytes,
+            writer,
+        } = request;
+        let (time, at, start) = self.plan(ready, offset, bytes, true, channels);
         let unit = self.profile.unit_bytes.max(1);
         self.counters.writes += 1;
         self.counters.written_bytes += bytes;
         self.counters.worn_bytes += bytes.next_multiple_of(unit);
         self.counters.write_busy += time;
-        self.occupy(at, start, time, true)
+        let write = Write {
+            asked: ready,
+            writer,
+        };
+        self.occupy(at, start, time, Some(write))
     }
 
     fn service(&mut self, start: Time, offset: u64, bytes: u64, write: bool) -> Time {
@@ -329,11 +371,16 @@ impl Device {
             || channels.any(|channel| channel.writes && channel.free > time)
     }
 
-    fn occupy(&mut self, at: usize, start: Time, time: Time, writes: bool) -> Served {
+    /// * `write`: `None` is a read.
+    fn occupy(&mut self, at: usize, start: Time, time: Time, write: Option<Write>) -> Served {
         let end = start + time;
-        match &mut self.bookings {
-            Some(bookings) => bookings[at].book(start, time, writes),
-            None => self.channels[at] = Channel { free: end, writes },
+        if let Some(bookings) = &mut self.bookings {
+            bookings[at].book(start, time, write);
+        } else {
+            let writes = write.is_some();
+            self.channels[at] = Channel { free: end, writes };
+            let written = write.and_then(|write| write.ended(end));
+            self.written.extend(written);
         }
         Served { start, end }
     }
@@ -387,7 +434,7 @@ mod tests {
         let write = profile.write.time(4096);
         for at in 0..10 {
             assert_eq!(
-                device.write_behind(Time::default(), at * 4096, 4096),
+                device.write_behind(Time::default(), at * 4096, 4096, None),
                 Time::default()
             );
         }
@@ -417,7 +464,7 @@ mod tests {
         let mut device = device("hdd-7200");
         let mut now = Time::default();
         for at in 0..2 * BEHIND_MAX as u64 {
-            now = device.write_behind(now, at << 30, 4096);
+            now = device.write_behind(now, at << 30, 4096, None);
         }
         assert!(now > Time::from_ns(1e8), "{now:?}");
     }
@@ -434,7 +481,7 @@ mod tests {
                 .for_each(|slots| device.set_write_slots(slots));
             let mut writer = Time::default();
             for at in 0..8 {
-                writer = device.write_behind(writer, at << 20, 4096);
+                writer = device.write_behind(writer, at << 20, 4096, None);
             }
             let now = Time::from_ns(1.0);
             (device.read(now, 0, 4096).start > now, writer > now)
@@ -467,8 +514,8 @@ mod tests {
             if at.is_multiple_of(3) {
                 assert_eq!(plain.read(now, offset, 4096), other.read(now, offset, 4096));
             } else {
-                let waits = plain.write_behind(now, offset, 4096);
-                assert_eq!(waits, other.write_behind(now, offset, 4096));
+                let waits = plain.write_behind(now, offset, 4096, None);
+                assert_eq!(waits, other.write_behind(now, offset, 4096, None));
                 now = waits;
             }
         }
@@ -505,6 +552,50 @@ mod tests {
             transfers < Time::from_ns(5e6),
             "{transfers:?} behind a seek"
         );
+    }
+
+    /// One channel: a write, a read that goes before the others, and two more writes.
+    #[test]
+    fn a_writer_hears_how_long_each_write_took() {
+        for unordered in [false, true] {
+            let mut profile = by_name("sata-ssd").expect("a known profile");
+            (profile.channels, profile.read_beside_write) = (1, 1.0);
+            let (write, read) = (profile.write.time(4096), profile.read.time(4096));
+            let mut device = Device::new(profile);
+            if unordered {
+                device.set_unordered();
+            }
+            for writer in [Some(7), None, Some(8)] {
+                device.write_behind(Time::default(), 0, 4096, writer);
+            }
+            device.read(Time::from_ns(1.0), 0, 4096);
+            let end = device.finish_writes();
+            assert_eq!(end, write + read + write + write);
+            let done = |writer, took| Written { writer, took };
+            let written: Vec<_> = device.take_written().collect();
+            assert_eq!(written, [done(7, write), done(8, end)], "{unordered}");
+            assert_eq!(device.take_written().count(), 0, "told once");
+        }
+    }
+
+    /// A booked write that makes way for a read of an earlier time is reported with its last end.
+    #[test]
+    fn a_write_that_made_way_took_longer() {
+        let mut profile = by_name("sata-ssd").expect("a known profile");
+        (profile.channels, profile.read_beside_write) = (1, 1.0);
+        let (write, read) = (profile.write.time(4096), profile.read.time(4096));
+        let mut device = Device::new(profile);
+        device.set_unordered();
+        let at = Time::from_ns(1e6);
+        device.write_behind(at, 0, 4096, Some(1));
+        device.read(at + write + Time::from_ns(1e6), 0, 4096); // has the write booked
+        device.read(at - Time::from_ns(1.0), 0, 4096);
+        device.forget(at + write);
+        assert_eq!(device.take_written().count(), 0, "not complete yet");
+        device.forget(at + write + read);
+        let took = write + read - Time::from_ns(1.0);
+        let written: Vec<_> = device.take_written().collect();
+        assert_eq!(written, [Written { writer: 1, took }]);
     }
 
     #[test]

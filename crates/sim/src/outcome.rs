@@ -1,6 +1,7 @@
 //! The result of a simulation: counts, times, energy, wear and cost, as plain numbers with their
 //! units in the names.
 
+use hdrhistogram::Histogram;
 use serde::Serialize;
 use undercroft_base::Nanos;
 use undercroft_device::{Counters, profiles};
@@ -148,6 +149,8 @@ pub struct ClientOutcome {
     pub stall_bound: Option<StallOutcome>,
     /// Time of a fault that read from a tier.
     pub fault_latency: Latency,
+    /// Time of a page-out: from when a page is handed to a tier until the tier has it.
+    pub page_out_latency: Latency,
     /// How its latency bound was kept; absent if it has none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub latency_bound: Option<BoundOutcome>,
@@ -249,12 +252,40 @@ pub struct Latency {
     pub count: u64,
     /// Half are below.
     pub p50_seconds: f64,
+    /// 95 % are below.
+    pub p95_seconds: f64,
     /// 99 % are below.
     pub p99_seconds: f64,
     /// 99.9 % are below.
     pub p999_seconds: f64,
     /// The longest.
     pub max_seconds: f64,
+}
+
+impl Latency {
+    fn of(nanos: &Histogram<u64>) -> Latency {
+        let at = |quantile| nanos.value_at_quantile(quantile) as f64 / 1e9;
+        Latency {
+            count: nanos.len(),
+            p50_seconds: at(0.5),
+            p95_seconds: at(0.95),
+            p99_seconds: at(0.99),
+            p999_seconds: at(0.999),
+            max_seconds: nanos.max() as f64 / 1e9,
+        }
+    }
+
+    /// Of a client's page-outs to any tier.
+    fn of_page_outs(tiers: &[ReplayTier], client: usize) -> Latency {
+        let mut all: Option<Histogram<u64>> = None;
+        for of in tiers.iter().filter_map(|tier| tier.page_outs.of(client)) {
+            match &mut all {
+                None => all = Some(of.clone()),
+                Some(all) => all.add(of).expect("histograms of one shape"),
+            }
+        }
+        all.as_ref().map_or_else(Latency::default, Latency::of)
+    }
 }
 
 /// The result of one simulation.
@@ -444,18 +475,6 @@ fn times(clients: impl Iterator<Item = Spent>) -> Times {
 
 fn client_outcome(client: &crate::replay::Client<'_>, replay: &Replay<'_>) -> ClientOutcome {
     let elapsed = (client.clock - client.came).seconds();
-    let at = |quantile| client.latency.value_at_quantile(quantile) as f64 / 1e9;
-    let count = client.latency.len();
-    let fault_latency = match count {
-        0 => Latency::default(),
-        count => Latency {
-            count,
-            p50_seconds: at(0.5),
-            p99_seconds: at(0.99),
-            p999_seconds: at(0.999),
-            max_seconds: client.latency.max() as f64 / 1e9,
-        },
-    };
     ClientOutcome {
         name: client.stream.name.clone(),
         references: client.at as u64,
@@ -465,7 +484,8 @@ fn client_outcome(client: &crate::replay::Client<'_>, replay: &Replay<'_>) -> Cl
         elapsed_seconds: elapsed,
         stall_ratio: client.stall_ratio(),
         stall_bound: (client.stall.as_ref()).map(|stall| StallOutcome::of(&stall.control)),
-        fault_latency,
+        fault_latency: Latency::of(&client.latency),
+        page_out_latency: Latency::of_page_outs(replay.tiers(), client.index),
         latency_bound: replay.monitor(client.index).map(BoundOutcome::of),
         shared: replay.shared(client.index),
         waits: client.waits.clone().unwrap_or_default(),

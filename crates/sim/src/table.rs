@@ -18,7 +18,7 @@ pub enum Style {
 type Column = (&'static str, fn(&SimReport) -> String);
 
 /// The columns that a reader needs first. The others are in CSV and JSON.
-const COLUMNS: [Column; 14] = [
+const COLUMNS: [Column; 15] = [
     ("memory", |o| o.setting.memory.clone()),
     ("page", |o| size(o.setting.page_bytes as f64)),
     ("reclaim", |o| o.setting.reclaim.clone()),
@@ -48,6 +48,7 @@ const COLUMNS: [Column; 14] = [
     }),
     ("elapsed", |o| duration(o.elapsed_seconds)),
     ("p99 fault", |o| duration(o.worst_p99_seconds())),
+    ("p99 page-out", |o| duration(o.worst_page_out_seconds())),
     ("energy", |o| energy(o.energy.total_joules)),
 ];
 
@@ -187,7 +188,7 @@ fn line(out: &mut String, cells: &[String], widths: &[usize], style: Style) {
 
 type Field = (&'static str, fn(&SimReport) -> String);
 
-const FIELDS: [Field; 44] = [
+const FIELDS: [Field; 45] = [
     ("memory", |o| o.setting.memory.clone()),
     ("page_bytes", |o| o.setting.page_bytes.to_string()),
     ("reclaim", |o| o.setting.reclaim.clone()),
@@ -256,6 +257,9 @@ const FIELDS: [Field; 44] = [
     ("total_dollars", |o| o.cost.total_dollars.to_string()),
     ("room", |o| o.setting.room.clone()),
     ("placement", |o| o.setting.placement.clone()),
+    ("page_out_p99_seconds_worst_client", |o| {
+        o.worst_page_out_seconds().to_string()
+    }),
 ];
 
 fn sum(outcome: &SimReport, of: fn(&crate::outcome::TierOutcome) -> u64) -> String {
@@ -326,6 +330,14 @@ impl SimReport {
         let clients = self.clients.iter();
         clients
             .map(|client| client.fault_latency.p99_seconds)
+            .fold(0.0, f64::max)
+    }
+
+    /// The highest p99 of any client's page-outs.
+    pub fn worst_page_out_seconds(&self) -> f64 {
+        let clients = self.clients.iter();
+        clients
+            .map(|client| client.page_out_latency.p99_seconds)
             .fold(0.0, f64::max)
     }
 }

@@ -155,6 +155,13 @@ pub(crate) const EXPERIMENTS: &[(ExperimentInfo, Experiment)] = &[
     ),
     (
         ExperimentInfo {
+            name: "nvswap-fig1",
+            about: "NVSwap, figure 1, simulated: what page-outs do to page-ins on an SSD, one and two clients",
+        },
+        nvswap::fig1,
+    ),
+    (
+        ExperimentInfo {
             name: "nvswap-fig4",
             about: "NVSwap, figure 4, simulated: one client with a bound of 200 us, an SSD and a buffer",
         },
@@ -166,6 +173,13 @@ pub(crate) const EXPERIMENTS: &[(ExperimentInfo, Experiment)] = &[
             about: "NVSwap, figure 5, simulated: three clients with bounds of 1000, 500 and 300 us",
         },
         nvswap::fig5,
+    ),
+    (
+        ExperimentInfo {
+            name: "nvswap-fig7",
+            about: "NVSwap, figure 7, simulated: pages copied against pages mapped where they lie",
+        },
+        nvswap::fig7,
     ),
     (
         ExperimentInfo {

@@ -89,7 +89,7 @@ impl Host {
             }
             let to = self.tiers[0].take(client.home + u64::from(no.0), false);
             client.held[0] += 1;
-            self.tiers[0].write(end, to);
+            self.tiers[0].write(end, to, None);
             let item = DemoteItem {
                 no,
                 tier: tier_id(last),

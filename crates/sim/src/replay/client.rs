@@ -18,6 +18,7 @@ use crate::bound::random::RandomReclaim;
 use crate::page_stream::PageStream;
 use crate::replay::following::Following;
 use crate::replay::next_window::{NextWindow, Traced};
+use crate::replay::page_outs::new_histogram;
 use crate::setup::{Setup, SetupError, SimRoom, TRACED};
 
 /// The page differs from its stored copy, if it has one.
@@ -38,9 +39,6 @@ pub(super) const LENT: u8 = 32;
 pub(super) const USED: u8 = 64;
 /// In memory at the last scan, and not evicted since.
 pub(super) const SCANNED: u8 = 128;
-
-/// Longest latency that is counted exactly: 1000 s.
-const LATENCY_NS_MAX: u64 = 1_000_000_000_000;
 
 /// How many references are read ahead together.
 const LOOK_AHEAD: usize = 16;
@@ -327,7 +325,7 @@ impl<'a> Client<'a> {
             forced: 0,
             leave_next: Vec::new(),
             locked: 0,
-            latency: Histogram::new_with_bounds(1, LATENCY_NS_MAX, 3).expect("valid bounds"),
+            latency: new_histogram(),
             waits: setup.waits.then(Vec::new),
             spent: Spent::default(),
             stall: None,

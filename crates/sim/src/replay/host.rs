@@ -420,7 +420,7 @@ impl Host {
             });
             let slot = self.tiers[place].take(home, over);
             client.held[place] += 1;
-            self.write(client, place, slot, true);
+            self.write(client, place, slot, None);
             client.seen.writes += 1;
             return Ok(Outcome::Stored(tier_id(place), slot));
         }
@@ -450,10 +450,11 @@ impl Host {
         Ok(())
     }
 
-    /// * `waits`: the client waits for it.
-    fn write(&mut self, client: &mut Client<'_>, place: usize, slot: Slot, waits: bool) {
+    /// * `mover`: who moves the page; `None`: it leaves memory.
+    fn write(&mut self, client: &mut Client<'_>, place: usize, slot: Slot, mover: Option<Mover>) {
         let tier = &mut self.tiers[place];
-        let end = tier.write(client.clock, slot);
+        let leaves = mover.is_none().then_some(client.index);
+        let end = tier.write(client.clock, slot, leaves);
         let took = end - client.clock;
         if tier.device().is_none() {
             client.spent.compression += took
@@ -464,6 +465,7 @@ impl Host {
         if place + 1 == self.tiers.len()
             && let Some(bounds) = &mut self.bounds
         {
+            let waits = mover != Some(Mover::Background);
             bounds.note_write(if waits { took } else { Time::default() });
         }
     }
@@ -676,7 +678,7 @@ impl Host {
             }
             let slot = self.tiers[below].take(client.home + u64::from(item.no.0), false);
             client.held[below] += 1;
-            self.write(client, below, slot, mover != Mover::Background);
+            self.write(client, below, slot, Some(mover));
             client.engine.migrations().demoted(*item, to, slot);
             moved += 1;
         }

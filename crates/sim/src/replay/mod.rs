@@ -26,6 +26,7 @@ mod forks;
 mod host;
 mod leaving;
 mod next_window;
+pub mod page_outs;
 mod sharing;
 pub mod tiers;
 mod traced;

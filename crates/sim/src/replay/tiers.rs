@@ -3,6 +3,7 @@
 use undercroft_base::{Bytes, Slot, TierId};
 use undercroft_device::{Attach, Device, Time, profiles};
 
+use super::page_outs::PageOuts;
 use crate::setup::{DeviceLayout, SimTier, TierModel, WriteOut};
 
 /// Reads that the mean time of a read remembers.
@@ -29,6 +30,8 @@ pub struct ReplayTier {
     pub spec: SimTier,
     /// Its counts.
     pub counters: TierCounters,
+    /// How long page-outs to it took.
+    pub page_outs: PageOuts,
     device: Option<Device>,
     page_bytes: u64,
     pages_max: u64,
@@ -62,6 +65,7 @@ impl ReplayTier {
             .is_some_and(|device: &Device| device.profile().disk.is_some());
         ReplayTier {
             counters: TierCounters::default(),
+            page_outs: PageOuts::default(),
             device,
             page_bytes,
             pages_max: spec.size.map_or(u64::MAX, |size| size.0 / page_bytes),
@@ -150,7 +154,9 @@ impl ReplayTier {
     }
 
     /// Writes one page, requested at `now`. Returns when the requester may continue.
-    pub fn write(&mut self, now: Time, slot: Slot) -> Time {
+    ///
+    /// * `client`: the client whose page leaves memory by this write; `None`: the page moves.
+    pub fn write(&mut self, now: Time, slot: Slot, client: Option<usize>) -> Time {
         self.counters.pages_written += 1;
         let at = slot.0 as usize;
         if at >= self.wear.len() {
@@ -166,10 +172,27 @@ impl ReplayTier {
                 ..
             }
         );
-        match &mut self.device {
+        let end = match &mut self.device {
             None => now + Time::from_ns(profiles::COMPRESS_NS_PER_BYTE * bytes as f64),
-            Some(device) if behind => device.write_behind(now, offset, bytes),
+            Some(device) if behind => {
+                let writer = client.map(|client| client as u32);
+                let until = device.write_behind(now, offset, bytes, writer);
+                self.note_written();
+                return until;
+            }
             Some(device) => device.write(now, offset, bytes).end,
+        };
+        if let Some(client) = client {
+            self.page_outs.add(client, end - now);
+        }
+        end
+    }
+
+    /// Counts the page-outs that the device has completed.
+    fn note_written(&mut self) {
+        let written = self.device.iter_mut().flat_map(Device::take_written);
+        for done in written {
+            self.page_outs.add(done.writer as usize, done.took);
         }
     }
 
@@ -225,6 +248,7 @@ impl ReplayTier {
     pub fn forget(&mut self, now: Time) {
         if let Some(device) = &mut self.device {
             device.forget(now);
+            self.note_written();
         }
     }
 
@@ -240,9 +264,10 @@ impl ReplayTier {
 
     /// Finishes deferred work. Returns when the device is idle.
     pub fn finish_writes(&mut self) -> Time {
-        self.device
-            .as_mut()
-            .map_or(Time::default(), Device::finish_writes)
+        let device = self.device.as_mut();
+        let end = device.map_or(Time::default(), Device::finish_writes);
+        self.note_written();
+        end
     }
 }
 

@@ -58,6 +58,11 @@ fn one_client_misses_its_bound_without_control_and_keeps_it_with() {
     assert!(kept.kept_percent() >= 95.0, "{kept:?}");
     assert!(kept.tail_seconds <= Some(200e-6), "{kept:?}");
     assert!(with.tiers[0].pages_written > 10_000, "the buffer is used");
+    let page_outs = [&without, &with].map(|report| report.clients[0].page_out_latency);
+    let [slow, fast] = page_outs;
+    assert!(slow.p50_seconds >= 640e-6, "a write takes 640 us: {slow:?}");
+    // Those to the SSD before control began are among them.
+    assert!(fast.p50_seconds < 3e-6, "a page into the buffer: {fast:?}");
 }
 
 #[test]

@@ -130,6 +130,8 @@ fn time_is_accounted_for_to_the_last_bit() {
             let references = outcome.references as f64 * 100e-9;
             assert!((t.reference_seconds / references - 1.0).abs() < 1e-9);
             assert_eq!(outcome.clients[0].fault_latency.count, outcome.swap_ins);
+            let written = outcome.evictions - outcome.clean_evictions - outcome.zero_evictions;
+            assert_eq!(outcome.clients[0].page_out_latency.count, written);
             assert!(outcome.settled_seconds >= outcome.elapsed_seconds);
         }
     }
