@@ -9,7 +9,7 @@ use signal_hook::consts::SIGHUP;
 
 use undercroft_base::Bytes;
 use undercroft_daemon::{Config, ServeError};
-use undercroft_manager::grant::{DaemonStatus, MemberStatus};
+use undercroft_manager::grant::{DaemonStatus, MemberLatency, MemberStatus};
 use undercroft_manager::keeper::held;
 
 use crate::args::{DaemonArgs, DaemonCommand};
@@ -173,7 +173,7 @@ fn table(found: &DaemonStatus) -> String {
         return text;
     }
     let header = [
-        "pid", "class", "weight", "limit", "target", "uses", "stall", "command",
+        "pid", "class", "weight", "limit", "target", "uses", "stall", "bound", "kept", "command",
     ];
     let mut rows = vec![header.map(str::to_owned)];
     rows.extend(found.clients.iter().map(cells));
@@ -189,7 +189,13 @@ fn table(found: &DaemonStatus) -> String {
     text
 }
 
-fn cells(client: &MemberStatus) -> [String; 8] {
+fn cells(client: &MemberStatus) -> [String; 10] {
+    let latency = client.latency.as_ref();
+    let windows = |of: &MemberLatency| {
+        let all = of.windows_kept + of.windows_missed;
+        format!("{} of {all}", of.windows_kept)
+    };
+    let none = || "-".to_owned();
     [
         client.pid.to_string(),
         client.class.clone(),
@@ -198,12 +204,16 @@ fn cells(client: &MemberStatus) -> [String; 8] {
         Bytes(client.target_bytes).to_string(),
         Bytes(client.dram_bytes).to_string(),
         format!("{:.1} s", client.stall_seconds),
+        latency.map_or_else(none, |of| of.bound.0.to_string()),
+        latency.map_or_else(none, windows),
         client.command.clone(),
     ]
 }
 
 #[cfg(test)]
 mod tests {
+    use undercroft_manager::grant::{Bound, Goes, Turn};
+
     use super::*;
 
     #[test]
@@ -221,6 +231,15 @@ mod tests {
             stall_seconds: 1.25,
             swap_ins: 7,
             claimed: false,
+            latency: Some(MemberLatency {
+                bound: Bound("p99=300us".parse().expect("a bound")),
+                windows_kept: 7,
+                windows_missed: 2,
+                turn: Turn {
+                    batch: 9,
+                    goes: Goes::ToBuffer,
+                },
+            }),
         };
         let found = DaemonStatus {
             schema_version: 1,
@@ -241,6 +260,9 @@ mod tests {
         assert_eq!(lines.len(), 3);
         let at = |line: &str, part: &str| line.find(part).map(|at| at + part.len());
         assert_eq!(at(lines[1], "class"), at(lines[2], "web"), "{text}");
-        assert!(lines[2].ends_with("redis-server --port 7001"));
+        assert!(
+            lines[2].ends_with("p99=300us  7 of 9  redis-server --port 7001"),
+            "{text}"
+        );
     }
 }

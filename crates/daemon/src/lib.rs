@@ -5,15 +5,21 @@
 //! terminal, signals and descriptors, and no page passes through the daemon. So its death harms no
 //! program: a run goes on with what it has, and claims that from the next daemon.
 //!
+//! - `bounds.rs`: the latency bounds of all clients, kept by one control.
 //! - `config.rs`: the configuration file and its drop-ins.
+//! - `devices.rs`: the emulated devices that clients share.
 //! - `load.rs`: whether the devices can serve one more run.
+//! - `member.rs`: one client that was admitted.
 //! - `members.rs`: who has what, and what is to be said to whom. It sees messages and times, and
 //!   does no I/O.
 //! - `server.rs`: the socket, and the loop around `members.rs`.
 #![forbid(unsafe_code)]
 
+mod bounds;
 pub mod config;
+mod devices;
 mod load;
+mod member;
 mod members;
 mod server;
 

@@ -7,8 +7,8 @@
 
 use undercroft_base::Nanos;
 use undercroft_qos::{Asks, Could, Devices, LatencyBound, Load, Service, admit_one, place};
+use undercroft_sys::fdpass::FDS_MAX;
 use undercroft_tier::shape::ShapeName;
-use undercroft_tier::spec::TierSpec;
 
 use crate::config::{Budget, Class};
 
@@ -18,21 +18,19 @@ const PATH: Nanos = Nanos(10_000);
 /// The devices of all runs; `None`: it is not known how fast they are.
 pub(crate) fn devices(tiers: &[Budget]) -> Option<Devices> {
     let (first, last) = (tiers.first()?, tiers.last()?);
-    let device = service(shape_of(&last.spec)?);
+    let device = service(last.spec.shape()?);
     let buffer = match tiers.len() {
         1 => None,
-        _ => Some((service(shape_of(&first.spec)?), u64::MAX)),
+        _ => Some((service(first.spec.shape()?), u64::MAX)),
     };
     Some(Devices { device, buffer })
 }
 
-fn shape_of(spec: &TierSpec) -> Option<ShapeName> {
-    match spec {
-        TierSpec::Ram(spec) => spec.shape,
-        TierSpec::Nvm(spec) => spec.shape,
-        TierSpec::File(spec) => spec.shape,
-        TierSpec::Remote(_) => None,
-    }
+/// The tiers, counted from 0, whose device is emulated: all clients share it.
+pub(crate) fn emulated(tiers: &[Budget]) -> Vec<u8> {
+    let all = (0u8..).zip(tiers);
+    let emulated = all.filter(|(_, tier)| tier.spec.shape().is_some());
+    emulated.map(|(at, _)| at).take(FDS_MAX).collect()
 }
 
 fn service(shape: ShapeName) -> Service {

@@ -9,14 +9,15 @@ use std::time::Duration;
 
 use undercroft_base::{Bytes, Nanos};
 use undercroft_manager::grant::{
-    BudgetStatus, COMMAND_BYTES_MAX, Claim, DaemonStatus, Figures, Grant, Hello, MemberStatus,
-    Refusal, ToKeeper, UNKNOWN, VERSION,
+    BudgetStatus, COMMAND_BYTES_MAX, Claim, DaemonStatus, Figures, Goes, Grant, Hello,
+    MemberStatus, Refusal, ToKeeper, UNKNOWN, VERSION,
 };
-use undercroft_qos::Curves;
 use undercroft_qos::shares::{self, Waits, Want};
 
-use crate::config::{Class, Config, DEFAULT_CLASS, Divide, GRANT_MIN};
+use crate::bounds::Bounds;
+use crate::config::{Budget, Class, Config, DEFAULT_CLASS, GRANT_MIN};
 use crate::load;
+use crate::member::{BYTES_MAX, Member, status_of};
 
 /// How often a client is asked for its figures: while memory moves, while it faults, and while it
 /// does not.
@@ -34,20 +35,11 @@ const PATIENCE: Duration = Duration::from_millis(700);
 /// And is refused after this.
 const PATIENCE_MAX: Duration = Duration::from_secs(8);
 
-/// Shortest time over which page-ins are measured.
-const MEASURED_MIN: Duration = Duration::from_millis(900);
-
-/// A run without a page-in for this long from its start counts as one that needs none.
-const FILLS_MAX: Duration = Duration::from_secs(30);
-
 /// How long the clients of an earlier daemon have to come back before new ones are admitted.
 const CLAIMS: Duration = Duration::from_secs(4);
 
 /// A client that has refused a limit is asked again after this.
 const REFUSED: Duration = Duration::from_secs(10);
-
-/// More memory than any machine has. Sums of such sizes do not overflow.
-const BYTES_MAX: u64 = 1 << 46;
 
 /// Clients that wait at once, and most points of a curve.
 const WAITING_MAX: usize = 256;
@@ -62,133 +54,6 @@ pub(crate) enum Said {
     Last(ToKeeper),
     /// It broke the rules.
     End(&'static str),
-}
-
-/// A client that was admitted.
-struct Member {
-    pid: u32,
-    command: String,
-    class_name: String,
-    class: Class,
-    /// The most that it may ever have.
-    most: Bytes,
-    /// It keeps to this.
-    limit: Bytes,
-    /// It was asked to keep to this, and has not answered.
-    asked: Option<Bytes>,
-    /// What it may still use: an earlier limit.
-    ceiling: Bytes,
-    /// When it was asked for figures; `None`: it has answered.
-    told: Option<Duration>,
-    next_tell: Duration,
-    figures: Figures,
-    /// When they came.
-    heard: Duration,
-    /// It waited for its pages before that.
-    waits: bool,
-    /// Its page-ins a second lately; `None`: not measured.
-    page_ins: Option<f64>,
-    /// When its page-ins were counted for that, and how many there were; and how long threads had
-    /// waited at its last figures. `None`: it has told nothing yet.
-    counted: Option<(Duration, u64)>,
-    stalled: Option<f64>,
-    curves: Curves,
-    refused_until: Duration,
-    target: Bytes,
-    storage: Vec<u64>,
-    claimed: bool,
-}
-
-impl Member {
-    /// Notes whether it waits, and its page-ins a second. A manager that did not answer has told
-    /// neither.
-    fn measure(&mut self, figures: &Figures, now: Duration) {
-        if figures.dram == UNKNOWN {
-            return;
-        }
-        if let Some(before) = self.stalled.replace(figures.stall_seconds) {
-            let passed = now.saturating_sub(self.heard).as_secs_f64();
-            self.waits = shares::is_waiting(figures.stall_seconds - before, passed);
-        }
-        let (since, before) = *self.counted.get_or_insert((now, figures.swap_ins));
-        let passed = now.saturating_sub(since);
-        if passed >= MEASURED_MIN {
-            let page_ins = figures.swap_ins.saturating_sub(before);
-            // A program that still fills its memory pages nothing in. That says nothing of later.
-            if page_ins > 0 || self.page_ins.is_some() || passed >= FILLS_MAX {
-                self.page_ins = Some(page_ins as f64 / passed.as_secs_f64());
-                self.counted = Some((now, figures.swap_ins));
-            }
-        }
-    }
-
-    /// It has no storage, and nothing is known of what it does.
-    fn new(
-        pid: u32,
-        hello: Hello,
-        class: Class,
-        (limit, most): (Bytes, Bytes),
-        now: Duration,
-    ) -> Member {
-        Member {
-            pid,
-            command: hello.command,
-            class_name: hello.class,
-            class,
-            most,
-            limit,
-            asked: None,
-            ceiling: limit,
-            told: None,
-            next_tell: now,
-            figures: Figures::default(),
-            heard: now,
-            waits: false,
-            page_ins: None,
-            counted: None,
-            stalled: None,
-            curves: Curves::default(),
-            refused_until: Duration::ZERO,
-            target: limit,
-            storage: Vec::new(),
-            claimed: false,
-        }
-    }
-
-    /// Memory that counts as its own.
-    fn held(&self) -> u64 {
-        let uses = self.figures.dram.min(self.ceiling.0);
-        self.limit
-            .0
-            .max(self.asked.map_or(0, |asked| asked.0))
-            .max(uses)
-    }
-
-    fn is_settled(&self) -> bool {
-        self.asked.is_none() && self.held() == self.limit.0
-    }
-
-    fn want(&self, divide: Divide, now: Duration) -> Want {
-        let least = if now < self.refused_until {
-            self.limit
-        } else {
-            self.class.memory_min.min(self.most)
-        };
-        // A client that has not swapped uses what it uses, and some more.
-        let uses = shares::enough(Bytes(self.figures.dram.min(BYTES_MAX)));
-        let blind = divide == Divide::Weights || self.figures.dram == 0;
-        Want {
-            weight: self.class.weight,
-            least,
-            most: self.most,
-            enough: if blind { self.most } else { uses },
-            waits: self.waits,
-            curve: match divide {
-                Divide::Auto => self.curves.mean(),
-                Divide::Weights => Vec::new(),
-            },
-        }
-    }
 }
 
 /// A client that waits to be admitted.
@@ -215,6 +80,8 @@ pub(crate) struct Members {
     /// Clients have come or gone since memory was divided.
     stirred: bool,
     balanced_at: Duration,
+    /// The latency bounds of clients; `None`: they have no device in common.
+    bounds: Option<Bounds>,
     said: Vec<(u64, Said)>,
 }
 
@@ -230,6 +97,7 @@ impl Members {
     /// * `expected`: keepers that an earlier daemon had admitted.
     pub(crate) fn new(config: Config, expected: BTreeSet<u32>) -> Members {
         Members {
+            bounds: Bounds::new(&config.tiers),
             config,
             now: Duration::ZERO,
             members: BTreeMap::new(),
@@ -241,6 +109,11 @@ impl Members {
             balanced_at: Duration::ZERO,
             said: Vec::new(),
         }
+    }
+
+    /// The tiers of the configuration.
+    pub(crate) fn tiers(&self) -> &[Budget] {
+        &self.config.tiers
     }
 
     /// What is to be said since the last call.
@@ -262,6 +135,11 @@ impl Members {
         self.refused += 1;
         let refusal = Refusal { why, could };
         self.said.push((id, Said::Last(ToKeeper::Refused(refusal))));
+    }
+
+    /// Whether a bound is kept by the control here.
+    pub(crate) fn keeps_bounds(&self) -> bool {
+        self.bounds.as_ref().is_some_and(Bounds::are_any)
     }
 
     /// Whether memory is on its way from one client to another.
@@ -354,7 +232,13 @@ impl Members {
             },
             ..Member::new(pid, hello, class, (limit, most), self.now)
         };
-        self.say(id, ToKeeper::Granted(self.grant(&member)));
+        // It has its devices.
+        let devices = Vec::new();
+        let grant = Grant {
+            devices,
+            ..self.grant(&member)
+        };
+        self.say(id, ToKeeper::Granted(grant));
         self.members.insert(id, member);
         self.stirred = true;
     }
@@ -410,6 +294,7 @@ impl Members {
                 .map(|it| it.spec.to_string())
                 .collect(),
             storage: member.storage.clone(),
+            devices: load::emulated(&self.config.tiers),
             latency: member.class.latency.as_ref().map(ToString::to_string),
             cpus: member.class.cpus.as_ref().map(ToString::to_string),
             realtime: member.class.realtime,
@@ -438,6 +323,15 @@ impl Members {
             member.curves.note(points, curve.seconds, nanos(now));
         }
         member.measure(&figures, now);
+        // A manager that did not answer may have paged in, and has told nothing.
+        let answers = figures.dram != UNKNOWN;
+        member.pages_in = !is_still || !answers;
+        if let Some(bounds) = &mut self.bounds {
+            bounds.heard(id);
+            if answers {
+                bounds.note(id, figures.page_ins.as_ref());
+            }
+        }
         member.heard = now;
         member.figures = figures;
         if member.asked.is_none() {
@@ -494,6 +388,9 @@ impl Members {
     /// A connection has ended.
     pub(crate) fn gone(&mut self, id: u64) {
         let was = self.members.remove(&id).is_some();
+        if let Some(bounds) = &mut self.bounds {
+            bounds.leave(id);
+        }
         self.waiting.retain(|waiting| waiting.id != id);
         self.stirred |= was;
     }
@@ -502,6 +399,7 @@ impl Members {
     pub(crate) fn tick(&mut self, now: Duration) {
         self.now = now;
         self.ask_for_figures();
+        self.end_windows();
         self.plan();
         self.shrink();
         self.admit();
@@ -510,12 +408,60 @@ impl Members {
 
     fn ask_for_figures(&mut self) {
         let now = self.now;
+        let bounds = self.bounds.as_mut().filter(|bounds| bounds.are_any());
+        let mut with_bounds = BTreeSet::new();
+        if let Some(bounds) = bounds {
+            let has = |(id, _): &(&u64, &Member)| bounds.has(**id);
+            let has: Vec<_> = self.members.iter().filter(has).collect();
+            let is_active = has.iter().any(|(_, member)| member.pages_in);
+            with_bounds = has.into_iter().map(|(id, _)| *id).collect();
+            if !bounds.begins(now, is_active) {
+                with_bounds.clear();
+            }
+        }
         for (id, member) in &mut self.members {
-            if member.told.is_none() && now >= member.next_tell {
+            let is_due = now >= member.next_tell || with_bounds.contains(id);
+            if member.told.is_none() && is_due {
                 member.told = Some(now);
                 self.said.push((*id, Said::Message(ToKeeper::Tell)));
             }
         }
+    }
+
+    /// Ends the window of the latency bounds, if it is time, and tells all clients that page in how
+    /// to turn their knobs.
+    fn end_windows(&mut self) {
+        let Some(bounds) = &mut self.bounds else {
+            return;
+        };
+        let asks = || {
+            let each = self.members.iter();
+            each.map(|(id, it)| (*id, load::asks(&it.class, it.page_ins)))
+                .collect()
+        };
+        if !bounds.ends(self.now, &self.config.tiers, asks) {
+            return;
+        }
+        let at_device = self.at_device();
+        let Some(bounds) = &self.bounds else {
+            return;
+        };
+        for (id, member) in &self.members {
+            if member.pages_in || bounds.has(*id) {
+                let turn = ToKeeper::Turn(bounds.turn(*id, at_device));
+                self.said.push((*id, Said::Message(turn)));
+            }
+        }
+    }
+
+    /// Clients that page in and whose pages go to the device, or may.
+    fn at_device(&self) -> u32 {
+        let Some(bounds) = &self.bounds else {
+            return 0;
+        };
+        let members = self.members.iter().filter(|(_, member)| member.pages_in);
+        let there = members.filter(|(id, _)| bounds.turn(**id, 1).goes != Goes::ToBuffer);
+        there.count() as u32
     }
 
     /// Divides memory anew, if clients have come or gone, or curves say that it pays.
@@ -688,7 +634,14 @@ impl Members {
             held_bytes: self.held(),
             free_bytes: self.free(),
             tiers: budgets.enumerate().map(budget).collect(),
-            clients: self.members.values().map(member_status).collect(),
+            clients: {
+                let at_device = self.at_device();
+                let each = self.members.iter().map(|(id, member)| MemberStatus {
+                    latency: (self.bounds.as_ref()).and_then(|of| of.status(*id, at_device)),
+                    ..status_of(member)
+                });
+                each.collect()
+            },
             waiting: self.waiting.len(),
             refused: self.refused,
             moves: self.moves,
@@ -705,27 +658,6 @@ fn most(class: &Class, hello: &Hello) -> Bytes {
     class
         .memory_max
         .min(Bytes(hello.memory_max.unwrap_or(u64::MAX)))
-}
-
-fn member_status(member: &Member) -> MemberStatus {
-    let finite = |seconds: f64| if seconds.is_finite() { seconds } else { 0.0 };
-    MemberStatus {
-        pid: member.pid,
-        command: member.command.clone(),
-        class: member.class_name.clone(),
-        weight: member.class.weight,
-        memory_min_bytes: member.class.memory_min.0,
-        limit_bytes: member.limit.0,
-        target_bytes: member.target.0,
-        dram_bytes: match member.figures.dram {
-            UNKNOWN => member.limit.0,
-            dram => dram,
-        },
-        has_curve: !member.curves.is_empty(),
-        stall_seconds: finite(member.figures.stall_seconds),
-        swap_ins: member.figures.swap_ins,
-        claimed: member.claimed,
-    }
 }
 
 #[cfg(test)]

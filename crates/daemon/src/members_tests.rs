@@ -4,6 +4,8 @@ use undercroft_manager::grant::CurveFigures;
 use undercroft_seeded::Random;
 
 use super::*;
+use crate::config::Divide;
+use crate::member::FILLS_MAX;
 
 const MIB: u64 = 1 << 20;
 
@@ -73,6 +75,7 @@ impl Fake {
             limit: self.limit,
             stall_seconds: 0.0,
             swap_ins: 0,
+            page_ins: None,
             curve: (self.appetite > 0.0).then(|| CurveFigures {
                 seconds: 10.0,
                 points: points.collect(),
@@ -295,6 +298,7 @@ fn clients_of_an_earlier_daemon_keep_what_they_have_before_others_come() {
         claim: Some(Claim {
             memory: memory * MIB,
             storage: vec![1, 2, 3],
+            devices: Vec::new(),
         }),
         ..hello("no such class")
     };
@@ -330,6 +334,7 @@ fn memory_of_a_client_that_has_not_come_back_is_not_given_to_another() {
         claim: Some(Claim {
             memory: 30 * MIB,
             storage: vec![1, 2, 3],
+            devices: Vec::new(),
         }),
         ..hello("default")
     });
@@ -349,6 +354,7 @@ fn what_a_claiming_client_uses_is_not_given_before_its_figures_are_known() {
         claim: Some(Claim {
             memory: 10 * MIB,
             storage: vec![1, 2, 3],
+            devices: Vec::new(),
         }),
         ..hello("default")
     };
@@ -425,6 +431,7 @@ fn what_a_client_may_not_say_ends_it_and_harms_none() {
         limit: Some(u64::MAX),
         stall_seconds: f64::INFINITY,
         swap_ins: 1,
+        page_ins: None,
         curve: Some(curve),
     };
     world.members.figures(liar, figures);

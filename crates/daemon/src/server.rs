@@ -2,7 +2,7 @@
 //! prolong.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -16,9 +16,11 @@ use undercroft_base::Bytes;
 use undercroft_manager::grant::{Lines, SOCKET, ToDaemon, ToKeeper, line};
 use undercroft_manager::keeper::place::{PlaceError, directory};
 use undercroft_manager::keeper::status;
-use undercroft_sys::{fdpass, inherit};
+use undercroft_sys::fdpass::{self, FDS_MAX};
+use undercroft_sys::inherit;
 
 use crate::config::Config;
+use crate::devices::Devices;
 use crate::members::{Members, Said};
 
 /// The file whose lock says that a daemon runs.
@@ -33,8 +35,12 @@ const SILENCE: Duration = Duration::from_secs(5);
 /// Bytes that wait to be sent to one peer. A peer that reads nothing is ended.
 const OUT_BYTES_MAX: usize = 1 << 20;
 
-/// Time between two ticks: while memory moves, and while it does not.
-const TICKS: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(500)];
+/// Time between two ticks: while memory moves, while bounds are kept, and while neither is.
+const TICKS: [Duration; 3] = [
+    Duration::from_millis(20),
+    Duration::from_millis(100),
+    Duration::from_millis(500),
+];
 
 /// Why the daemon does not serve.
 #[derive(Debug, thiserror::Error)]
@@ -104,12 +110,15 @@ pub fn serve(
         .map(|run| run.pid)
         .collect();
     let mut config = Some(config);
+    let mut devices = Devices::default();
     while let Some(now) = config.take() {
         ready(&path, now.memory);
-        let mut server = Server::new(now, expected);
+        devices.keep_only(&now.tiers);
+        let mut server = Server::new(now, expected, devices);
         let _ = sd_notify::notify(&[NotifyState::Ready]);
         outcome = server.run(&listener, ended);
         expected = server.members.pids();
+        devices = server.devices;
         config = next();
     }
     let _ = sd_notify::notify(&[NotifyState::Stopping]);
@@ -188,7 +197,11 @@ fn lock(place: &Path, base: &OwnedFd) -> Result<OwnedFd, ServeError> {
 struct Peer {
     stream: UnixStream,
     lines: Lines,
+    /// Descriptors that came with what it said.
+    brought: Vec<OwnedFd>,
     out: Vec<u8>,
+    /// Descriptors that go with the first byte of `out`.
+    sends: Vec<OwnedFd>,
     pid: u32,
     since: Instant,
     /// It has said who it is.
@@ -199,6 +212,7 @@ struct Peer {
 
 struct Server {
     members: Members,
+    devices: Devices,
     peers: BTreeMap<u64, Peer>,
     next: u64,
     begun: Instant,
@@ -207,9 +221,10 @@ struct Server {
 
 impl Server {
     /// * `expected`: keepers that have memory already.
-    fn new(config: Config, expected: BTreeSet<u32>) -> Server {
+    fn new(config: Config, expected: BTreeSet<u32>, devices: Devices) -> Server {
         Server {
             members: Members::new(config, expected),
+            devices,
             peers: BTreeMap::new(),
             next: 0,
             begun: Instant::now(),
@@ -220,7 +235,11 @@ impl Server {
     fn run(&mut self, listener: &UnixListener, ended: &impl AsFd) -> io::Result<()> {
         let watchdog = sd_notify::watchdog_enabled().map(|time| time / 3);
         loop {
-            let tick = TICKS[usize::from(!self.members.is_busy())];
+            let tick = match (self.members.is_busy(), self.members.keeps_bounds()) {
+                (true, _) => TICKS[0],
+                (false, true) => TICKS[1],
+                (false, false) => TICKS[2],
+            };
             let tick = watchdog.map_or(tick, |time| tick.min(time));
             let (stop, calls, ready) = self.wait(listener, ended, tick)?;
             if stop {
@@ -285,7 +304,9 @@ impl Server {
             let peer = Peer {
                 stream,
                 lines: Lines::default(),
+                brought: Vec::new(),
                 out: Vec::new(),
+                sends: Vec::new(),
                 // 0: it is outside of this pid namespace.
                 pid: (peer.pidfd.numbers().ok())
                     .and_then(|numbers| numbers.first().copied())
@@ -305,9 +326,11 @@ impl Server {
         let Some(peer) = self.peers.get_mut(&id) else {
             return;
         };
-        match peer.stream.read(&mut bytes) {
-            Ok(0) => return self.drop_peer(id, ""),
-            Ok(got) => {
+        match fdpass::receive(peer.stream.as_fd(), &mut bytes) {
+            Ok((0, _)) => return self.drop_peer(id, ""),
+            Ok((got, brought)) => {
+                peer.brought.extend(brought);
+                peer.brought.truncate(FDS_MAX);
                 if peer.lines.take(&bytes[..got]).is_err() {
                     return self.drop_peer(id, "its message is too long");
                 }
@@ -334,6 +357,12 @@ impl Server {
             ToDaemon::Hello(hello) => {
                 peer.is_client = true;
                 let pid = peer.pid;
+                let brought = std::mem::take(&mut peer.brought);
+                if let Some(claim) = &hello.claim {
+                    let devices = claim.devices.iter().zip(brought);
+                    let tiers = self.members.tiers();
+                    devices.for_each(|(spec, memory)| self.devices.claim(tiers, spec, memory));
+                }
                 self.members.hello(id, pid, hello);
             }
             ToDaemon::Figures(figures) => self.members.figures(id, figures),
@@ -355,6 +384,11 @@ impl Server {
                 continue;
             };
             match said {
+                Said::Message(ToKeeper::Granted(mut grant)) => {
+                    let tiers = self.members.tiers();
+                    (grant.devices, peer.sends) = self.devices.lend(tiers, &grant.devices);
+                    peer.out.extend(line(&ToKeeper::Granted(grant)));
+                }
                 Said::Message(message) => peer.out.extend(line(&message)),
                 Said::Last(message) => {
                     peer.out.extend(line(&message));
@@ -368,8 +402,12 @@ impl Server {
             if peer.out.is_empty() {
                 continue;
             }
-            match (&peer.stream).write(&peer.out) {
-                Ok(sent) => drop(peer.out.drain(..sent)),
+            let sends: Vec<_> = peer.sends.iter().map(AsFd::as_fd).collect();
+            match fdpass::send_some(peer.stream.as_fd(), &peer.out, &sends) {
+                Ok(sent) => {
+                    peer.sends.clear();
+                    drop(peer.out.drain(..sent));
+                }
                 Err(error) if is_later(&error) => {}
                 Err(_) => over.push(*id),
             }

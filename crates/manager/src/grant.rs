@@ -5,13 +5,20 @@
 //! at most one question of a kind at a time, and the keeper answers. The grant lasts as long as the
 //! connection. A keeper whose daemon has gone says `Hello` with a claim to the next one.
 
+use std::fmt;
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
+use undercroft_qos::LatencyBound;
+use undercroft_qos::tail::BUCKETS;
+
+pub use crate::gauges::knobs::Goes;
 
 /// The daemon's socket, in the directory of the runs.
 pub const SOCKET: &str = "daemon.sock";
 
 /// Version of these messages. Others are refused.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// Longest message.
 pub const LINE_BYTES_MAX: usize = 64 << 10;
@@ -59,6 +66,9 @@ pub struct Claim {
     pub memory: u64,
     /// Bytes of each tier that has a budget.
     pub storage: Vec<u64>,
+    /// Descriptions of the tiers whose emulated devices it uses. The memory of each comes along as
+    /// a descriptor.
+    pub devices: Vec<String>,
 }
 
 /// Figures of a client whose use of memory is not known.
@@ -77,7 +87,114 @@ pub struct Figures {
     pub swap_ins: u64,
     /// Its miss-ratio curve; null = not known.
     pub curve: Option<CurveFigures>,
+    /// Its page-ins since the last figures; null = it has no latency bound that control may keep.
+    pub page_ins: Option<PageIns>,
 }
+
+/// A latency bound as its text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Bound(pub LatencyBound);
+
+impl TryFrom<String> for Bound {
+    type Error = undercroft_qos::BoundError;
+
+    fn try_from(text: String) -> Result<Bound, undercroft_qos::BoundError> {
+        text.parse().map(Bound)
+    }
+}
+
+impl From<Bound> for String {
+    fn from(bound: Bound) -> String {
+        bound.0.to_string()
+    }
+}
+
+/// Page-ins under one bound.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PageIns {
+    /// The bound.
+    pub bound: Bound,
+    /// All of them.
+    pub all: Latencies,
+    /// Those from a device.
+    pub device: Latencies,
+    /// Of all: above the limit.
+    pub over: u64,
+}
+
+impl PageIns {
+    /// No page-in.
+    pub fn none(bound: Bound) -> PageIns {
+        PageIns {
+            bound,
+            all: Latencies::default(),
+            device: Latencies::default(),
+            over: 0,
+        }
+    }
+}
+
+/// Latencies by bucket of `undercroft_qos::tail`: each bucket at most once, in their order, and no
+/// more than [`Latencies::MAX`] in all.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Vec<(u16, u32)>", into = "Vec<(u16, u32)>")]
+pub struct Latencies(Vec<(u16, u32)>);
+
+/// These are no latencies by bucket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoLatencies;
+
+impl fmt::Display for NoLatencies {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("no latencies by bucket")
+    }
+}
+
+impl Latencies {
+    /// More page-ins than a program can have in some seconds.
+    pub const MAX: u64 = 10_000_000;
+
+    /// Bucket and count of those that are not 0.
+    pub fn each(&self) -> impl Iterator<Item = (usize, u32)> + '_ {
+        self.0.iter().map(|(at, count)| (usize::from(*at), *count))
+    }
+}
+
+impl TryFrom<Vec<(u16, u32)>> for Latencies {
+    type Error = NoLatencies;
+
+    fn try_from(counts: Vec<(u16, u32)>) -> Result<Latencies, NoLatencies> {
+        let in_order = counts.is_sorted_by(|(one, _), (two, _)| one < two);
+        let in_range = counts
+            .last()
+            .is_none_or(|(at, _)| usize::from(*at) < BUCKETS);
+        let sum: u64 = counts.iter().map(|(_, count)| u64::from(*count)).sum();
+        if in_order && in_range && sum <= Latencies::MAX {
+            Ok(Latencies(counts))
+        } else {
+            Err(NoLatencies)
+        }
+    }
+}
+
+impl From<Latencies> for Vec<(u16, u32)> {
+    fn from(latencies: Latencies) -> Vec<(u16, u32)> {
+        latencies.0
+    }
+}
+
+/// How the knobs of a client are to be turned, for [`TURN_HOLDS`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Turn {
+    /// Pages of one batch, its part of S(t) of NVSwap. 0 counts as 1.
+    pub batch: u32,
+    /// Where its pages go.
+    pub goes: Goes,
+}
+
+/// How long a client obeys a [`Turn`]. Without another it turns its own knobs.
+pub const TURN_HOLDS: Duration = Duration::from_secs(3);
 
 /// A miss-ratio curve.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -102,6 +219,8 @@ pub enum ToKeeper {
         /// In bytes.
         memory: u64,
     },
+    /// Turn the knobs of latency control so. No answer is awaited.
+    Turn(Turn),
     /// The answer to `Status`.
     Status(Box<DaemonStatus>),
 }
@@ -119,6 +238,9 @@ pub struct Grant {
     pub tiers: Vec<String>,
     /// Bytes of each tier that has a budget.
     pub storage: Vec<u64>,
+    /// Tiers, counted from 0, whose emulated device all clients share. The memory of each comes
+    /// along as a descriptor.
+    pub devices: Vec<u8>,
     /// The latency bound of its class; null = none.
     pub latency: Option<String>,
     /// CPUs of its manager; null = all.
@@ -203,6 +325,21 @@ pub struct MemberStatus {
     pub swap_ins: u64,
     /// It claimed what an earlier daemon had granted.
     pub claimed: bool,
+    /// How its latency bound is kept; null = it has none, or the daemon has no say in it.
+    pub latency: Option<MemberLatency>,
+}
+
+/// The latency bound of a client, as the control of all clients sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemberLatency {
+    /// The bound.
+    pub bound: Bound,
+    /// Windows of the control that kept it,
+    pub windows_kept: u64,
+    /// and that missed it.
+    pub windows_missed: u64,
+    /// How its knobs are turned.
+    pub turn: Turn,
 }
 
 /// A line for a message, with its end.
@@ -269,6 +406,26 @@ mod tests {
     }
 
     #[test]
+    fn latencies_that_cannot_be_are_no_message() {
+        for (text, is) in [
+            ("[]", true),
+            ("[[0,1],[1055,4294]]", true),
+            ("[[0,10000000]]", true),
+            ("[[0,10000000],[1,1]]", false),
+            ("[[1056,1]]", false),
+            ("[[5,1],[5,1]]", false),
+            ("[[5,1],[4,1]]", false),
+            ("[[-1,1]]", false),
+            ("[[1,4294967296]]", false),
+        ] {
+            let parsed = serde_json::from_str::<Latencies>(text);
+            assert_eq!(parsed.is_ok(), is, "{text}");
+        }
+        assert!(serde_json::from_str::<Bound>("\"p99=200us\"").is_ok());
+        assert!(serde_json::from_str::<Bound>("\"p99=0us\"").is_err());
+    }
+
+    #[test]
     fn message_is_the_same_on_the_other_side() {
         let hello = ToDaemon::Hello(Hello {
             version: VERSION,
@@ -278,6 +435,7 @@ mod tests {
             claim: Some(Claim {
                 memory: 1 << 40,
                 storage: vec![7],
+                devices: vec!["file:/a,shape=nvme".to_owned()],
             }),
         });
         let sent = line(&hello);

@@ -129,6 +129,14 @@ impl Control {
         }
     }
 
+    /// Makes place for more clients, without bounds at first.
+    pub fn make_room(&mut self, clients: usize) {
+        let clients = clients.max(self.members.len());
+        self.members.resize(clients, None);
+        self.goals.resize(clients, None);
+        self.sets.resize(clients, false);
+    }
+
     /// A client with a bound comes. It uses the device, as at the start. One that was there before
     /// begins anew.
     pub fn join(&mut self, client: usize, bound: LatencyBound) {

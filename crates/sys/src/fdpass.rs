@@ -23,8 +23,20 @@ pub struct Peer {
     pub uid: u32,
 }
 
-/// Sends `bytes` with `fds`, at most [`FDS_MAX`].
+/// Sends `bytes` with `fds`, at most [`FDS_MAX`]. Errors: also if not all of them could be sent.
 pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    if send_some(socket, bytes, fds)? != bytes.len() {
+        return Err(io::Error::new(io::ErrorKind::WriteZero, "short message"));
+    }
+    Ok(())
+}
+
+/// As [`send`], but a stream may take a part of `bytes`, with all of `fds`. Returns how many bytes.
+pub fn send_some(
+    socket: BorrowedFd<'_>,
+    bytes: &[u8],
+    fds: &[BorrowedFd<'_>],
+) -> io::Result<usize> {
     assert!(fds.len() <= FDS_MAX);
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -37,10 +49,7 @@ pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io:
         &mut control,
         SendFlags::NOSIGNAL,
     )?;
-    if sent != bytes.len() {
-        return Err(io::Error::new(io::ErrorKind::WriteZero, "short message"));
-    }
-    Ok(())
+    Ok(sent)
 }
 
 /// Receives up to `bytes.len()` bytes, and the descriptors that came along (closed on exec). 0

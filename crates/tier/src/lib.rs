@@ -9,6 +9,7 @@
 
 #[cfg(test)]
 mod contract;
+mod device_name;
 pub mod file;
 pub mod mailbox;
 pub mod measure;
@@ -17,4 +18,5 @@ pub mod open;
 pub mod ram;
 pub mod remote;
 pub mod shape;
+pub mod shared_device;
 pub mod spec;

@@ -153,7 +153,9 @@ fn open(spec: &TierSpec) -> Result<Box<dyn Tier>, OpenError> {
         },
         TierSpec::Nvm(_) | TierSpec::File(_) | TierSpec::Remote(_) => Bytes(0),
     };
-    Ok((OpenTier::open(spec, pool)?.make(spec, pool)?).shaped(spec))
+    let mut opened = OpenTier::open(spec, pool)?;
+    let shape = opened.take_shape(spec);
+    Ok(opened.make(spec, pool)?.shaped(shape))
 }
 
 /// Page `number`: a quarter of its words are random, so it compresses as a heap does.

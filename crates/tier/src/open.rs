@@ -11,7 +11,8 @@ use crate::file::{Backing, BackingError, FileTier, FileTierError};
 use crate::nvm::{NvmBacking, NvmError, NvmTier, NvmTierError};
 use crate::ram::{RamPool, RamPoolError};
 use crate::remote::{Claimed, RemoteError, RemoteTier};
-use crate::shape::Shaped;
+use crate::shape::{Shape, Shaped};
+use crate::shared_device::{SharedDevice, SharedDeviceError};
 use crate::spec::TierSpec;
 
 /// Why a tier cannot be opened or made. The text has the fix, where there is one.
@@ -41,6 +42,12 @@ pub enum OpenError {
     /// What was handed over does not fit the options: a defect.
     #[error("tier {0} was handed over without its file")]
     NotInherited(String),
+    /// A device was given that is none, or another.
+    #[error(transparent)]
+    Device(#[from] SharedDeviceError),
+    /// A device was given to a tier that is as fast as it is.
+    #[error("tier {0} has no shape, and was given the device of one")]
+    NoShape(String),
     /// No manager takes over such a tier yet.
     #[error("tier {0} cannot be taken over from a dead manager")]
     NotTakenOver(String),
@@ -62,18 +69,20 @@ enum Below {
 pub struct OpenTier {
     memory: SharedMemory,
     below: Below,
+    /// Whose times it is given, if others use that device, too.
+    device: Option<SharedDevice>,
 }
 
 /// A file or device as it is handed over: descriptor, name, usable bytes.
 pub type Handed<D> = (D, String, Bytes);
 
-/// A tier by its kind. The speed of a pool or an nvm tier is not emulated yet.
+/// A tier by its kind. Its speed is not emulated yet.
 pub enum MadeTier {
     /// Compressed memory.
     Ram(Box<RamPool>),
     /// Mapped memory.
     Nvm(Box<NvmTier>),
-    /// A file or device, as slow as `shape=` says.
+    /// A file or device.
     File(Box<FileTier>),
     /// A cluster.
     Remote(Box<RemoteTier>),
@@ -92,6 +101,7 @@ impl OpenTier {
                 return Ok(OpenTier {
                     memory: SharedMemory::create("uc-ram-tier", reserve)?,
                     below: Below::Memory,
+                    device: None,
                 });
             }
             TierSpec::Nvm(nvm) => {
@@ -106,11 +116,19 @@ impl OpenTier {
                 let table = RemoteTier::table_bytes(remote.size);
                 let memory = SharedMemory::create("uc-slot-table", table)?;
                 let below = Below::Remote(Some(Box::new(Claimed::new(remote, &memory)?)));
-                return Ok(OpenTier { memory, below });
+                return Ok(OpenTier {
+                    memory,
+                    below,
+                    device: None,
+                });
             }
         };
         let memory = SharedMemory::create("uc-slot-table", table)?;
-        Ok(OpenTier { memory, below })
+        Ok(OpenTier {
+            memory,
+            below,
+            device: None,
+        })
     }
 
     /// What another process opened for `spec`, and handed over.
@@ -134,7 +152,36 @@ impl OpenTier {
                 return Err(OpenError::NotInherited(spec.to_string()));
             }
         };
-        Ok(OpenTier { memory, below })
+        Ok(OpenTier {
+            memory,
+            below,
+            device: None,
+        })
+    }
+
+    /// Gives it the times of a device that others use, too.
+    ///
+    /// Errors: `memory` is not the device of its `shape=`.
+    pub fn share_device(&mut self, spec: &TierSpec, memory: OwnedFd) -> Result<(), OpenError> {
+        let Some(name) = spec.shape() else {
+            return Err(OpenError::NoShape(spec.to_string()));
+        };
+        self.device = Some(SharedDevice::open(name, memory)?);
+        Ok(())
+    }
+
+    /// The memory of the device that it shares with others, to hand over.
+    pub fn device(&self) -> Option<BorrowedFd<'_>> {
+        self.device.as_ref().map(SharedDevice::memory)
+    }
+
+    /// The device whose times `spec` gives it: the one that it shares, or its own.
+    pub fn take_shape(&mut self, spec: &TierSpec) -> Option<Shape> {
+        let name = spec.shape()?;
+        Some(match self.device.take() {
+            Some(shared) => Shape::over(name, shared),
+            None => Shape::new(name),
+        })
     }
 
     /// Its memory: the pool, or the slot table.
@@ -219,18 +266,14 @@ impl OpenTier {
                 } else {
                     FileTier::new
                 };
-                let tier = make(backing, self.memory)?;
-                MadeTier::File(Box::new(match spec.shape() {
-                    Some(name) => tier.shaped(name),
-                    None => tier,
-                }))
+                MadeTier::File(Box::new(make(backing, self.memory)?))
             }
         })
     }
 }
 
 impl MadeTier {
-    /// The tier. A pool or an nvm tier is as fast as it is, also if it has a shape.
+    /// The tier, as fast as it is, also if it has a shape.
     pub fn tier(&self) -> &dyn Tier {
         match self {
             MadeTier::Ram(pool) => pool.as_ref(),
@@ -253,14 +296,15 @@ impl MadeTier {
         slots
     }
 
-    /// The tier, as slow as `spec` says.
-    pub fn shaped(self, spec: &TierSpec) -> Box<dyn Tier> {
-        match (self, spec.shape()) {
-            (MadeTier::Ram(pool), Some(name)) => Box::new(Shaped::new(*pool, name)),
+    /// The tier, as slow as its device, if it is given one.
+    pub fn shaped(self, shape: Option<Shape>) -> Box<dyn Tier> {
+        match (self, shape) {
+            (MadeTier::Ram(pool), Some(shape)) => Box::new(Shaped::new(*pool, shape)),
             (MadeTier::Ram(pool), None) => pool,
-            (MadeTier::Nvm(tier), Some(name)) => Box::new(Shaped::new(*tier, name)),
+            (MadeTier::Nvm(tier), Some(shape)) => Box::new(Shaped::new(*tier, shape)),
             (MadeTier::Nvm(tier), None) => tier,
-            (MadeTier::File(tier), _) => tier,
+            (MadeTier::File(tier), Some(shape)) => Box::new(tier.shaped(shape)),
+            (MadeTier::File(tier), None) => tier,
             (MadeTier::Remote(tier), _) => tier,
         }
     }

@@ -4,10 +4,8 @@
 //! its head. A tier in memory waits in `load` and `store` ([`Shaped`]). A file tier says how long
 //! a read must take ([`Tier::reading`]), and the reader holds the page back, so that no thread
 //! waits for one page alone. A shape adds time and takes none away: what is slower below stays
-//! slower.
+//! slower. A tier has a device of its own, or one that processes share (`shared_device.rs`).
 
-use std::fmt;
-use std::str::FromStr;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -15,81 +13,74 @@ use undercroft_base::{
     Bytes, LoadError, Loaded, Nanos, PAGE_BYTES, Slot, Stamp, Store, StoreError, Tier, TierInfo,
     TierUsage,
 };
-use undercroft_device::{Device, NAMES, Profile, Time, by_name};
+use undercroft_device::{Device, Time};
+
+pub use crate::device_name::{ShapeName, UnknownShape, names};
+use crate::shared_device::{SharedDevice, monotonic_ns};
 
 /// Shorter waits keep the processor; longer ones sleep first.
 const SPIN_MAX: Duration = Duration::from_micros(20);
 
-/// The name of a device that there is a model of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ShapeName(&'static str);
-
-impl ShapeName {
-    /// The device's constants.
-    pub fn profile(self) -> Profile {
-        by_name(self.0).expect("a name of the list")
-    }
-}
-
-/// The names of all devices.
-pub fn names() -> String {
-    NAMES.join(", ")
-}
-
-/// There is no such device; the text names those that there are.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there is no device `{0}`; use one of: {list}", list = names())]
-pub struct UnknownShape(String);
-
-impl FromStr for ShapeName {
-    type Err = UnknownShape;
-
-    fn from_str(text: &str) -> Result<ShapeName, UnknownShape> {
-        let known = NAMES.into_iter().find(|name| *name == text);
-        known
-            .map(ShapeName)
-            .ok_or_else(|| UnknownShape(text.to_owned()))
-    }
-}
-
-impl fmt::Display for ShapeName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.0)
-    }
-}
-
 /// A device of which only the times are real.
 #[derive(Debug)]
 pub struct Shape {
+    name: ShapeName,
     device: Mutex<Device>,
-    begun: Instant,
+    /// By CLOCK_MONOTONIC, which all processes share.
+    begun_ns: u64,
+    /// The device of several processes, and where the file of this one begins on it.
+    shared: Option<(SharedDevice, u64)>,
 }
 
 impl Shape {
     /// An idle device.
     pub fn new(name: ShapeName) -> Shape {
         Shape {
+            name,
             device: Mutex::new(Device::new(name.profile())),
-            begun: Instant::now(),
+            begun_ns: monotonic_ns(),
+            shared: None,
         }
+    }
+
+    /// A device that others use, too: one more file on it. `shared` is a device of this name.
+    pub fn over(name: ShapeName, shared: SharedDevice) -> Shape {
+        let begins = shared.new_file();
+        Shape {
+            begun_ns: shared.begun_ns(),
+            shared: Some((shared, begins)),
+            ..Shape::new(name)
+        }
+    }
+
+    /// Which device it is.
+    pub fn name(&self) -> ShapeName {
+        self.name
     }
 
     /// A read begins now. Returns when it ends.
     pub fn read(&self, offset: u64, bytes: u64) -> Instant {
-        self.ask(|device, now| device.read(now, offset, bytes).end)
+        self.ask(offset, |device, now, at| device.read(now, at, bytes).end)
     }
 
     /// A write begins now. Returns when it ends.
     pub fn write(&self, offset: u64, bytes: u64) -> Instant {
-        self.ask(|device, now| device.write(now, offset, bytes).end)
+        self.ask(offset, |device, now, at| device.write(now, at, bytes).end)
     }
 
-    fn ask(&self, request: impl FnOnce(&mut Device, Time) -> Time) -> Instant {
+    fn ask(&self, offset: u64, request: impl Fn(&mut Device, Time, u64) -> Time) -> Instant {
         // A panic in the model leaves only times behind.
         let mut device = self.device.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = Time::from_ns(self.begun.elapsed().as_nanos() as f64);
-        let end = request(&mut device, now);
-        self.begun + Duration::from_nanos(end.ns() as u64)
+        let at = Instant::now();
+        let now = Time::from_ns(monotonic_ns().saturating_sub(self.begun_ns) as f64);
+        let end = match &self.shared {
+            None => request(&mut device, now, offset),
+            Some((shared, begins)) => {
+                let place = begins.wrapping_add(offset);
+                shared.ask(&mut device, now, |device, now| request(device, now, place))
+            }
+        };
+        at + Duration::from_nanos((end - now).ns() as u64)
     }
 }
 
@@ -126,15 +117,15 @@ pub struct Shaped<T> {
 }
 
 impl<T: Tier> Shaped<T> {
-    /// `tier`, with the times of `name`.
-    pub fn new(tier: T, name: ShapeName) -> Shaped<T> {
+    /// `tier`, with the times of `shape`.
+    pub fn new(tier: T, shape: Shape) -> Shaped<T> {
         Shaped {
             info: TierInfo {
                 emulated: true,
                 ..tier.info().clone()
             },
             tier,
-            shape: Shape::new(name),
+            shape,
         }
     }
 }
@@ -203,19 +194,6 @@ impl<T: Tier> Tier for Shaped<T> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn shapes_are_the_names_of_the_devices() {
-        for name in NAMES {
-            let shape: ShapeName = name.parse().expect(name);
-            assert_eq!(
-                (shape.to_string().as_str(), shape.profile().name),
-                (name, name)
-            );
-        }
-        let refused = "floppy".parse::<ShapeName>().unwrap_err().to_string();
-        assert!(refused.contains("`floppy`") && refused.contains("optane-dimm, "));
-    }
-
     /// Times of a shape are never shorter than the device's. Queued requests wait for each other.
     #[test]
     fn requests_take_their_time_and_wait_for_each_other() {
@@ -226,5 +204,23 @@ mod tests {
         assert!(ends.is_sorted(), "one head: {ends:?}");
         wait_until(ends[2]);
         assert!(Instant::now() >= ends[2]);
+    }
+
+    #[test]
+    fn two_files_of_one_device_slow_each_other_and_a_device_of_its_own_does_not() {
+        let name: ShapeName = "sata-ssd".parse().unwrap();
+        let device = SharedDevice::create(name).expect("memory");
+        let [one, two] = [(); 2].map(|()| {
+            let memory = device.memory().try_clone_to_owned().expect("a descriptor");
+            Shape::over(name, SharedDevice::open(name, memory).expect("the device"))
+        });
+        let alone = Shape::new(name);
+        // 500 rounds on nine channels, 640 us each.
+        for at in 0..4500 {
+            one.write(at << 20, 4096);
+        }
+        let (beside, alone) = (two.read(0, 4096), alone.read(0, 4096));
+        let waits = beside.saturating_duration_since(alone);
+        assert!(waits > Duration::from_millis(100), "{waits:?}");
     }
 }

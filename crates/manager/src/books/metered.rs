@@ -14,7 +14,7 @@ use undercroft_sys::nvm::MappedAs;
 use undercroft_tier::file::FileMeter;
 use undercroft_tier::nvm::NvmTier;
 use undercroft_tier::remote::{RemoteMeter, RemoteTier};
-use undercroft_tier::shape::{ShapeName, Shaped, read_time};
+use undercroft_tier::shape::{Shape, ShapeName, Shaped, read_time};
 use undercroft_tier::spec::Rated;
 
 use crate::gauges::latency::new_histogram;
@@ -101,7 +101,7 @@ impl MeteredTier {
     }
 
     /// A tier that is mapped.
-    pub(crate) fn nvm(tier: NvmTier, shape: Option<ShapeName>) -> MeteredTier {
+    pub(crate) fn nvm(tier: NvmTier, shape: Option<Shape>) -> MeteredTier {
         let mapped_as = Some(tier.mapped_as());
         MeteredTier {
             mapped_as,
@@ -119,11 +119,11 @@ impl MeteredTier {
     }
 
     /// A tier that answers at once, or as late as a device.
-    pub(crate) fn memory(tier: impl Tier + 'static, shape: Option<ShapeName>) -> MeteredTier {
+    pub(crate) fn memory(tier: impl Tier + 'static, shape: Option<Shape>) -> MeteredTier {
         match shape {
-            Some(name) => MeteredTier {
+            Some(shape) => MeteredTier {
                 measures: true,
-                ..MeteredTier::new(Box::new(Shaped::new(tier, name)), None)
+                ..MeteredTier::new(Box::new(Shaped::new(tier, shape)), None)
             },
             None => MeteredTier::new(Box::new(tier), None),
         }

@@ -12,6 +12,7 @@ use undercroft_sys::procfs;
 use undercroft_sys::restrict::Network;
 use undercroft_tier::file::WAITING_PAGES_MAX;
 use undercroft_tier::open::{Handed, MadeTier, OpenError, OpenTier};
+use undercroft_tier::shape::Shape;
 use undercroft_tier::spec::TierSpec;
 
 use crate::books::metered::MeteredTier;
@@ -24,6 +25,8 @@ pub struct TierLaunch {
     pub memory: i32,
     /// File, mapping or device: descriptor, name, usable bytes.
     pub backing: Option<(i32, String, u64)>,
+    /// Memory of the emulated device that it shares with other runs.
+    pub device: Option<i32>,
 }
 
 /// The capacity of a tier under a limit, if it is a pool.
@@ -63,7 +66,8 @@ pub(crate) fn open(options: &ClientOptions) -> Result<Vec<OpenTier>, OpenError> 
 /// All descriptors of a tier that the manager inherits.
 pub(crate) fn descriptors(tier: &OpenTier) -> Vec<BorrowedFd<'_>> {
     let below = tier.below().map(|(fd, ..)| fd);
-    [tier.memory()].into_iter().chain(below).collect()
+    let more = below.into_iter().chain(tier.device());
+    [tier.memory()].into_iter().chain(more).collect()
 }
 
 /// What the manager is told of a tier.
@@ -72,6 +76,7 @@ pub(crate) fn launch(tier: &OpenTier) -> TierLaunch {
     TierLaunch {
         memory: tier.memory().as_raw_fd(),
         backing: below.map(|(fd, name, bytes)| (fd.as_raw_fd(), name, bytes.0)),
+        device: tier.device().map(|memory| memory.as_raw_fd()),
     }
 }
 
@@ -105,8 +110,15 @@ pub(crate) fn network(options: &ClientOptions) -> Network {
     }
 }
 
-/// One tier as the manager inherits it: memory, and file or device.
-pub(crate) type Inherited = (SharedMemory, Option<Handed<OwnedFd>>);
+/// One tier as the manager inherits it.
+pub(crate) struct Inherited {
+    /// Pool memory, or slot table.
+    pub memory: SharedMemory,
+    /// Its file or device.
+    pub below: Option<Handed<OwnedFd>>,
+    /// Memory of the emulated device that it shares with other runs.
+    pub device: Option<OwnedFd>,
+}
 
 /// Builds the tiers over inherited descriptors. They are empty.
 pub(crate) fn build(
@@ -130,9 +142,13 @@ fn made(
     again: bool,
 ) -> Result<(Vec<MeteredTier>, Vec<Vec<Slot>>), OpenError> {
     let (mut tiers, mut slots) = (Vec::new(), Vec::new());
-    for (index, (memory, below)) in inherited.into_iter().enumerate() {
+    for (index, tier) in inherited.into_iter().enumerate() {
         let spec = &options.tiers[index];
-        let opened = OpenTier::inherit(spec, memory, below)?;
+        let mut opened = OpenTier::inherit(spec, tier.memory, tier.below)?;
+        if let Some(device) = tier.device {
+            opened.share_device(spec, device)?;
+        }
+        let shape = opened.take_shape(spec);
         let pool = first_capacity(options, index);
         let made = if again {
             opened.recover(spec, pool)?
@@ -140,14 +156,17 @@ fn made(
             opened.make(spec, pool)?
         };
         slots.push(if again { made.slots() } else { Vec::new() });
-        tiers.push(metered(made, spec, options.memory_max));
+        let metered = metered(made, shape, options.memory_max);
+        tiers.push(metered.rated(spec.rated()));
     }
     Ok((tiers, slots))
 }
 
 /// A tier with its counters.
-pub(crate) fn metered(made: MadeTier, spec: &TierSpec, limit: Bytes) -> MeteredTier {
-    let shape = spec.shape();
+///
+/// * `shape`: the device whose times it is given.
+pub(crate) fn metered(made: MadeTier, shape: Option<Shape>, limit: Bytes) -> MeteredTier {
+    let name = shape.as_ref().map(Shape::name);
     let metered = match made {
         MadeTier::Ram(pool) => MeteredTier::memory(*pool, shape),
         MadeTier::Nvm(tier) => MeteredTier::nvm(*tier, shape),
@@ -155,10 +174,14 @@ pub(crate) fn metered(made: MadeTier, spec: &TierSpec, limit: Bytes) -> MeteredT
         MadeTier::File(tier) => {
             let tier = tier.write_behind(waiting_pages(limit));
             let meter = tier.meter();
+            let tier = match shape {
+                Some(shape) => tier.shaped(shape),
+                None => tier,
+            };
             MeteredTier::new(Box::new(tier), Some(meter))
         }
     };
-    metered.slowed(shape).rated(spec.rated())
+    metered.slowed(name)
 }
 
 #[cfg(test)]

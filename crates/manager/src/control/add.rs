@@ -94,15 +94,16 @@ fn add(shared: &Shared, spec: &TierSpec) -> Result<Answered, String> {
     if shared.books.tiers.free_number().is_none() {
         return Err("the run has as many tiers as it may; remove one first".to_owned());
     }
-    let opened = OpenTier::open(spec, Bytes(0)).map_err(|error| error.to_string())?;
+    let mut opened = OpenTier::open(spec, Bytes(0)).map_err(|error| error.to_string())?;
+    let shape = opened.take_shape(spec);
     let made = opened
         .make(spec, Bytes(0))
         .map_err(|error| error.to_string())?;
     let load = measure::load_time(made.tier()).map_err(|error| error.to_string())?;
     let load = Nanos(load.0 + spec.shape().map_or(0, |name| read_time(name).0));
     let limit = shared.gauges.memory_max();
-    let metered = tiers::metered(made, spec, limit).measured(load);
-    shared.books.add(metered)?;
+    let metered = tiers::metered(made, shape, limit).measured(load);
+    shared.books.add(metered.rated(spec.rated()))?;
     limit_pools(shared, shared.gauges.memory_max()); // it may have changed meanwhile
     shared.signals.kick_evictor();
     Ok(Answered::Yes)

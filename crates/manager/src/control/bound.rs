@@ -7,16 +7,16 @@ use undercroft_base::Nanos;
 use undercroft_qos::control::MISSES_MAX;
 use undercroft_qos::tail::BUCKETS;
 use undercroft_qos::{
-    self as qos, Capacity, Demand, LatencyBound, Misses, Monitor, Out, QueueLimits, Refused,
-    Unkeepable,
+    self as qos, Capacity, Demand, LatencyBound, Misses, Monitor, QueueLimits, Refused, Unkeepable,
 };
 
 use super::Control;
 use super::launch::Answered;
 use crate::books::metered::MeteredTier;
 use crate::books::table::Tiers;
-use crate::gauges::knobs::{Knobs, Turned};
+use crate::gauges::knobs::{Goes, Knobs, Turned};
 use crate::gauges::page_ins::PageIns;
+use crate::grant;
 use crate::log::warn;
 use crate::report::{BoundControl, BoundReport};
 
@@ -51,16 +51,52 @@ impl Devices {
     }
 }
 
+/// The counts of page-ins as they were read last: of all, of those from a device, and of those
+/// above the limit.
+struct Known {
+    all: Box<[u32; BUCKETS]>,
+    device: Box<[u32; BUCKETS]>,
+    over: u64,
+}
+
+impl Known {
+    /// All until now.
+    fn of(page_ins: &PageIns) -> Known {
+        let mut known = Known {
+            all: Box::new([0; BUCKETS]),
+            device: Box::new([0; BUCKETS]),
+            over: 0,
+        };
+        known.news(page_ins, |_, _| (), |_, _| ());
+        known
+    }
+
+    /// Calls `all` and `device` with the counts of each bucket that has grown. Returns how many
+    /// more are above the limit.
+    fn news(
+        &mut self,
+        page_ins: &PageIns,
+        all: impl FnMut(usize, u32),
+        device: impl FnMut(usize, u32),
+    ) -> u64 {
+        // First: every page-in that is counted here is in the counts below.
+        let over = page_ins.over();
+        page_ins.all.news(&mut self.all, all);
+        page_ins.device.news(&mut self.device, device);
+        over - std::mem::replace(&mut self.over, over)
+    }
+}
+
 /// The bound, its control, and how far the counts are known.
 pub(super) struct Bound {
     control: qos::Control,
     turns: bool,
-    /// Of a bound that is only measured.
+    has_buffer: bool,
+    /// Of a bound that is only measured, or kept by the daemon.
     misses: Misses,
-    /// The counts as they were read last: of all page-ins, and of those from a device.
-    seen: Box<[u32; BUCKETS]>,
-    device_seen: Box<[u32; BUCKETS]>,
-    over_seen: u64,
+    /// Of its windows, and of what the daemon was told.
+    known: Known,
+    told: Known,
     window_since: Instant,
     /// Times that control changed a knob.
     changes: u64,
@@ -71,20 +107,17 @@ pub(super) struct Bound {
 impl Bound {
     /// A bound that holds from now on: page-ins before do not count.
     pub(super) fn new(bound: LatencyBound, devices: &Devices, page_ins: &PageIns) -> Bound {
-        let mut of = Bound {
+        Bound {
             control: qos::Control::new(devices.limits, &[Some(bound)], devices.has_buffer),
             turns: devices.turns,
+            has_buffer: devices.has_buffer,
             misses: Misses::default(),
-            seen: Box::new([0; BUCKETS]),
-            device_seen: Box::new([0; BUCKETS]),
-            over_seen: page_ins.over(),
+            known: Known::of(page_ins),
+            told: Known::of(page_ins),
             window_since: Instant::now(),
             changes: 0,
             until_kept: None,
-        };
-        page_ins.all.news(&mut of.seen, |_, _| ());
-        page_ins.device.news(&mut of.device_seen, |_, _| ());
-        of
+        }
     }
 
     /// The page-ins so far.
@@ -94,25 +127,48 @@ impl Bound {
 
     /// Reads what is new in the counts.
     fn read(&mut self, page_ins: &PageIns) {
-        // First: every page-in that is counted here is in the counts below.
-        let over = page_ins.over();
-        let control = &mut self.control;
-        if let Some(monitor) = control.monitor_mut(CLIENT) {
-            monitor.add_over(over - self.over_seen);
-            let add = |bucket, count| monitor.add_many(bucket, count);
-            page_ins.all.news(&mut self.seen, add);
+        let mut queued = Vec::new();
+        let Some(monitor) = self.control.monitor_mut(CLIENT) else {
+            return;
+        };
+        let over = self.known.news(
+            page_ins,
+            |bucket, count| monitor.add_many(bucket, count),
+            |bucket, count| queued.push((bucket, count)),
+        );
+        monitor.add_over(over);
+        for (bucket, count) in queued {
+            self.control.add_queued_many(bucket, count);
         }
-        self.over_seen = over;
-        let add = |bucket, count| control.add_queued_many(bucket, count);
-        page_ins.device.news(&mut self.device_seen, add);
+    }
+
+    /// The page-ins that the daemon has not been told of. `None`: no control may keep the bound.
+    pub(super) fn tell(&mut self, page_ins: &PageIns) -> Option<grant::PageIns> {
+        let bound = grant::Bound(self.monitor()?.bound());
+        let (mut all, mut device) = (Vec::new(), Vec::new());
+        let over = self.told.news(
+            page_ins,
+            |bucket, count| all.push((bucket as u16, count)),
+            |bucket, count| device.push((bucket as u16, count)),
+        );
+        // More than that is not told: it is no rate of a program.
+        let told = grant::PageIns {
+            bound,
+            all: all.try_into().unwrap_or_default(),
+            device: device.try_into().unwrap_or_default(),
+            over,
+        };
+        self.turns.then_some(told)
     }
 
     /// Ends the window if it is old enough and has enough page-ins, and turns the knobs. Says once
     /// that the bound cannot be kept.
+    ///
+    /// * `obeyed`: the daemon turns the knobs, and this is how.
     fn end_window(
         &mut self,
         page_ins: &PageIns,
-        knobs: &Knobs,
+        (knobs, obeyed): (&Knobs, Option<Turned>),
         now: Instant,
     ) -> Option<Unkeepable> {
         if now.saturating_duration_since(self.window_since) < WINDOW {
@@ -135,21 +191,29 @@ impl Bound {
             self.misses.note(last?, true); // nothing is done, so nothing is left undone
             return self.misses.take_unkeepable(bound);
         }
+        if let Some(obeyed) = obeyed {
+            let least = !self.has_buffer && obeyed.batch <= 1;
+            self.misses
+                .note(last?, least || obeyed.goes == Goes::ToBuffer);
+            return self.misses.take_unkeepable(bound);
+        }
         self.turn(knobs);
         self.control.take_unkeepable(CLIENT)
     }
 
-    /// Sets the knobs as control has decided.
-    fn turn(&mut self, knobs: &Knobs) {
+    /// Sets the knobs as its own control has decided.
+    pub(super) fn turn(&mut self, knobs: &Knobs) {
+        let turned = Turned {
+            batch: self.control.batch() as usize,
+            goes: Goes::of(self.control.out(CLIENT)),
+        };
+        self.turn_to(knobs, self.turns.then_some(turned));
+    }
+
+    /// Sets the knobs.
+    pub(super) fn turn_to(&mut self, knobs: &Knobs, turned: Option<Turned>) {
         let before = knobs.get();
-        if self.turns {
-            knobs.set(Some(Turned {
-                batch: self.control.batch() as usize,
-                buffer: self.control.out(CLIENT) == Out::Buffer,
-            }));
-        } else {
-            knobs.set(None);
-        }
+        knobs.set(turned);
         self.changes += u64::from(before.is_some() && before != knobs.get());
     }
 
@@ -157,7 +221,7 @@ impl Bound {
     pub(super) fn report(&self, knobs: &Knobs) -> Option<BoundReport> {
         let report = BoundReport::of(self.monitor()?);
         let control = knobs.get().map(|turned| BoundControl {
-            pages_go_to: if turned.buffer { "buffer" } else { "device" }.to_owned(),
+            pages_go_to: turned.goes.name().to_owned(),
             batch_pages: turned.batch as u64,
             changes: self.changes,
             writes_after_reads: knobs.yields(),
@@ -225,6 +289,7 @@ impl Control {
 
     /// Sets the latency bound; `None` ends it. Page-ins count for it from now on.
     pub(super) fn set_bound(&mut self, bound: Option<LatencyBound>) {
+        self.obeys = None;
         let gauges = &self.shared.gauges;
         let Some(bound) = bound else {
             self.bound = None;
@@ -243,9 +308,11 @@ impl Control {
     /// Ends the window of the latency bound, if it is time. Called at each round of the control
     /// thread: at least every 100 ms if there is a bound.
     pub(super) fn note_page_ins(&mut self) {
+        let now = Instant::now();
+        let obeyed = self.obeyed(now);
         let gauges = &self.shared.gauges;
         if let (Some(bound), Some(page_ins)) = (&mut self.bound, gauges.page_ins.get())
-            && let Some(found) = bound.end_window(page_ins, &gauges.knobs, Instant::now())
+            && let Some(found) = bound.end_window(page_ins, (&gauges.knobs, obeyed), now)
         {
             warn(&unkeepable(found));
         }
@@ -292,7 +359,8 @@ mod tests {
         let mut after = |millis: u64, fast: u32, slow: u32| {
             (0..fast).for_each(|_| page_ins.add(Nanos(50_000), false));
             (0..slow).for_each(|_| page_ins.add(Nanos(150_000), true));
-            let told = of.end_window(&page_ins, &knobs, began + Duration::from_millis(millis));
+            let now = began + Duration::from_millis(millis);
+            let told = of.end_window(&page_ins, (&knobs, None), now);
             assert_eq!(told, None);
             let monitor = of.monitor().expect("a bound");
             (monitor.windows(), monitor.page_ins())
@@ -319,7 +387,7 @@ mod tests {
         for (second, took) in [5, 0, 2, 3, 1, 4].into_iter().enumerate() {
             (0..10).for_each(|_| page_ins.add(Nanos(took * 1_000_000), true));
             let now = began + Duration::from_secs(second as u64 + 1);
-            let found = of.end_window(&page_ins, &knobs, now);
+            let found = of.end_window(&page_ins, (&knobs, None), now);
             told.extend(found.map(|found| (second, unkeepable(found))));
         }
         let [(second, text)] = &told[..] else {
@@ -337,7 +405,7 @@ mod tests {
     fn window(of: &mut Bound, page_ins: &PageIns, knobs: &Knobs, millis: u64) -> Option<Turned> {
         (0..10).for_each(|_| page_ins.add(Nanos(millis * 1_000_000), true));
         let now = of.window_since + WINDOW;
-        of.end_window(page_ins, knobs, now);
+        of.end_window(page_ins, (knobs, None), now);
         knobs.get()
     }
 
@@ -348,9 +416,9 @@ mod tests {
         let knobs = Knobs::default();
         let mut of = Bound::new(bound, &devices(9, true, true), &page_ins);
         let kept = window(&mut of, &page_ins, &knobs, 1).expect("control is on");
-        assert!(!kept.buffer, "{kept:?}");
+        assert_eq!(kept.goes, Goes::ToDevice);
         let missed = window(&mut of, &page_ins, &knobs, 5).expect("control is on");
-        assert!(missed.buffer, "{missed:?}");
+        assert_eq!(missed.goes, Goes::ToBuffer);
         let report = of.report(&knobs).expect("a bound");
         let control = report.control.expect("control is on");
         assert_eq!(
@@ -361,10 +429,43 @@ mod tests {
         // In all of the windows that the first miss holds.
         for at in 0..7 {
             let held = window(&mut of, &page_ins, &knobs, 1).expect("control is on");
-            assert!(held.buffer, "window {at}");
+            assert_eq!(held.goes, Goes::ToBuffer, "window {at}");
         }
         let tried = window(&mut of, &page_ins, &knobs, 1).expect("control is on");
-        assert!(!tried.buffer, "the device is tried again");
+        assert_eq!(tried.goes, Goes::ToDevice, "the device is tried again");
+    }
+
+    #[test]
+    fn what_the_daemon_says_stays_whatever_a_window_was_and_it_is_told_each_page_in_once() {
+        let bound: LatencyBound = "p90=2ms".parse().expect("a bound");
+        let page_ins = PageIns::new(bound);
+        let knobs = Knobs::default();
+        let mut of = Bound::new(bound, &devices(9, true, true), &page_ins);
+        let said = Turned {
+            batch: 3,
+            goes: Goes::ToBuffer,
+        };
+        of.turn_to(&knobs, Some(said));
+        let mut unkeepable = 0;
+        for (millis, kept) in [(9, 0), (1, 1), (9, 1), (9, 1), (9, 1)] {
+            (0..9).for_each(|_| page_ins.add(Nanos(millis * 1_000_000), true));
+            page_ins.add(Nanos(1_000), false);
+            let now = of.window_since + WINDOW;
+            let told = of.end_window(&page_ins, (&knobs, Some(said)), now);
+            unkeepable += u32::from(told.is_some());
+            assert_eq!(knobs.get(), Some(said));
+            assert_eq!(of.monitor().map(|it| it.windows().0), Some(kept));
+        }
+        assert_eq!(
+            unkeepable, 1,
+            "everything was done, and three windows missed it"
+        );
+        let told = of.tell(&page_ins).expect("a bound");
+        let sum = |of: &grant::Latencies| of.each().map(|(_, count)| count).sum::<u32>();
+        assert_eq!((told.bound.0, told.over), (bound, 36));
+        assert_eq!((sum(&told.all), sum(&told.device)), (50, 45));
+        let told = of.tell(&page_ins).expect("a bound");
+        assert_eq!((sum(&told.all), told.over), (0, 0));
     }
 
     #[test]

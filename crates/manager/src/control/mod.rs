@@ -8,6 +8,7 @@ mod check;
 pub(crate) mod ending;
 mod handshake;
 mod launch;
+mod obey;
 mod onset;
 mod resize;
 mod stall;
@@ -38,8 +39,10 @@ use self::handshake::Greetings;
 pub(crate) use self::launch::VERSION as MESSAGES_VERSION;
 use self::launch::tell;
 pub use self::launch::{Answered, Ask, Launch, Notice, Request, check as check_message};
+pub(crate) use self::obey::Word;
 use self::stall::Stall;
 pub use self::start::serve;
+use crate::gauges::knobs::Turned;
 use crate::legacy::Flag;
 use crate::log;
 use crate::record::Record;
@@ -99,6 +102,8 @@ struct Control {
     migrates: bool,
     /// The latency bound of the run, if it has one.
     bound: Option<Bound>,
+    /// How the daemon has the knobs turned, and until when.
+    obeys: Option<(Turned, Instant)>,
     rest_until: Instant,
     /// When the pages of all processes are counted again, after a takeover.
     recount_at: Option<Instant>,

@@ -167,7 +167,12 @@ impl Memories {
                 }
                 None => None,
             };
-            tiers.push((memory, backing));
+            let device = tier.device.map(process::take_inherited).transpose()?;
+            tiers.push(tiers::Inherited {
+                memory,
+                below: backing,
+                device,
+            });
         }
         Ok(Memories {
             ledger,
@@ -205,8 +210,7 @@ fn serve_over(launch: Launch, link: OwnedFd) -> Result<(), StartError> {
     check_permissions()?;
     let keeper = PidFd::open(launch.keeper)?;
     let mark = Mark::new(&launch.shim.0, &launch.shim.1);
-    let handover = process::take_inherited(launch.handover)?;
-    let holder = start_holder(&keeper, handover, &mark)?;
+    let holder = start_holder(&keeper, process::take_inherited(launch.handover)?, &mark)?;
     // At once: if this process dies later, the keeper asks the holder.
     tell(&link, &Notice::Holder(holder))?;
     // Before any thread starts, and before any message of a client is read.
@@ -239,6 +243,7 @@ fn serve_over(launch: Launch, link: OwnedFd) -> Result<(), StartError> {
         presence: Presence::new(Instant::now()),
         migrates: Migrator::is_needed(&shared),
         bound: None,
+        obeys: None,
         rest_until: Instant::now(),
         recount_at: None,
         last_snapshot: (Instant::now(), Stats::default()),
@@ -366,7 +371,7 @@ fn share(
     let options = &launch.options;
     let files = memories.tiers.iter();
     let disk_cpu = files
-        .filter_map(|(_, backing)| backing.as_ref())
+        .filter_map(|tier| tier.below.as_ref())
         .filter_map(|(file, _, _)| interrupts::completion_cpu(file))
         .next();
     let record = record(launch)?;

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
+use serde::Deserialize;
 use undercroft_base::{Bytes, Nanos, TierId};
 use undercroft_engine::Stats;
 use undercroft_sys::procfs;
@@ -14,6 +15,7 @@ use undercroft_tier::remote::RemoteMeter;
 
 use super::handshake::HANDSHAKE;
 use super::launch::{Answered, Ask};
+use super::obey::Word;
 use super::{Control, add};
 use crate::books::metered::MeteredTier;
 use crate::legacy::ASKS;
@@ -33,6 +35,14 @@ const ASKING: Duration = Duration::from_millis(5);
 
 /// Longest request: the description of a tier, with its path.
 const ASK_BYTES_MAX: usize = 8 << 10;
+
+/// What is asked over the status socket.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Question {
+    User(Ask),
+    Daemon(Word),
+}
 
 /// What the report says of one tier.
 fn inputs_of<'a>(
@@ -140,15 +150,16 @@ impl Control {
         let mut asked = [0; ASK_BYTES_MAX];
         let got = rustix::io::read(&socket, &mut asked).unwrap_or(0);
         let mut peer = File::from(socket);
-        let answer = match serde_json::from_slice::<Ask>(&asked[..got]) {
-            Ok(Ask::Add(spec)) => match self.begin_add(&spec, peer) {
+        let answer = match serde_json::from_slice::<Question>(&asked[..got]) {
+            Ok(Question::Daemon(word)) => serde_json::to_vec(&self.hear_daemon(&word)),
+            Ok(Question::User(Ask::Add(spec))) => match self.begin_add(&spec, peer) {
                 Ok(()) => return, // another thread answers
                 Err((why, back)) => {
                     peer = back;
                     serde_json::to_vec(&Answered::Refused(why))
                 }
             },
-            Ok(ask) => serde_json::to_vec(&self.obey(&ask)),
+            Ok(Question::User(ask)) => serde_json::to_vec(&self.obey(&ask)),
             Err(_) => serde_json::to_vec(&self.snapshot()),
         };
         if let Ok(bytes) = answer {

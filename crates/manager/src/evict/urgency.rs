@@ -8,6 +8,7 @@ use undercroft_policy::place::{Migration, TierOrder};
 
 use super::Evictor;
 use crate::books::metered::MeteredTier;
+use crate::gauges::knobs::Goes;
 
 /// Longest time that a batch waits for reads. The reserve lasts longer.
 const YIELD_MAX: Duration = Duration::from_millis(1);
@@ -21,7 +22,8 @@ const _: () = assert!(YIELD_PAUSE.as_nanos() < YIELD_MAX.as_nanos());
 impl Evictor {
     /// Whether control has moved the client to the buffer.
     fn uses_buffer(&self) -> bool {
-        self.turned.is_some_and(|turned| turned.buffer)
+        self.turned
+            .is_some_and(|turned| turned.goes == Goes::ToBuffer)
     }
 
     /// The demotion to carry out: none while the bound is in danger. A full buffer then overflows
@@ -35,7 +37,7 @@ impl Evictor {
             pages: of.pages.min(most),
             ..of
         };
-        wanted.filter(|_| !turned.buffer).map(bounded)
+        wanted.filter(|_| !self.uses_buffer()).map(bounded)
     }
 
     /// Pages of the next batch.
@@ -76,7 +78,9 @@ impl Evictor {
             .next()
             .map(MeteredTier::latency);
         match (self.turned, first) {
-            (Some(turned), Some(first)) if !turned.buffer => order.spares_buffer(first),
+            (Some(turned), Some(first)) if turned.goes == Goes::ToDevice => {
+                order.spares_buffer(first)
+            }
             _ => order,
         }
     }

@@ -86,7 +86,11 @@ fn inherited(options: &ClientOptions) -> Vec<tiers::Inherited> {
         let memory = SharedMemory::from_fd(own(tier.memory())).expect("memory");
         let below = tier.below();
         let below = below.map(|(fd, name, bytes)| (own(fd), name, bytes));
-        (memory, below)
+        tiers::Inherited {
+            memory,
+            below,
+            device: None,
+        }
     });
     inherited.collect()
 }

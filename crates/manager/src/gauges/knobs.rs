@@ -3,12 +3,15 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use serde::{Deserialize, Serialize};
 use undercroft_engine::limits::EVICT_PAGES_MAX;
+use undercroft_qos::Out;
 
-/// A word of the knobs: control is on, the buffer is in use, and the pages of a batch above.
+/// A word of the knobs: control is on, where pages go, and the pages of a batch above.
 const ON: u32 = 1;
-const BUFFER: u32 = 2;
-const BATCH_SHIFT: u32 = 2;
+const GOES_SHIFT: u32 = 1;
+const GOES_MASK: u32 = 3;
+const BATCH_SHIFT: u32 = 3;
 
 /// The knobs of a run.
 #[derive(Debug, Default)]
@@ -25,8 +28,38 @@ pub(crate) struct Knobs {
 pub(crate) struct Turned {
     /// Pages of one batch, S(t) of NVSwap: at least 1.
     pub batch: usize,
-    /// Pages go to the fastest tier first, and none is demoted.
-    pub buffer: bool,
+    /// Where pages go.
+    pub goes: Goes,
+}
+
+/// Where the pages of a run go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Goes {
+    /// Where the placement policy says: there is no bound to keep.
+    AsPlaced,
+    /// To the device. The buffer is spared.
+    ToDevice,
+    /// To the fastest tier first, and none is demoted.
+    ToBuffer,
+}
+
+impl Goes {
+    /// As control has decided for a client with a bound.
+    pub(crate) fn of(out: Out) -> Goes {
+        match out {
+            Out::Regular => Goes::ToDevice,
+            Out::Buffer => Goes::ToBuffer,
+        }
+    }
+
+    /// For the report.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Goes::AsPlaced => "placement",
+            Goes::ToDevice => "device",
+            Goes::ToBuffer => "buffer",
+        }
+    }
 }
 
 impl Knobs {
@@ -34,7 +67,7 @@ impl Knobs {
     pub(crate) fn set(&self, turned: Option<Turned>) {
         let word = turned.map_or(0, |turned| {
             let batch = turned.batch.clamp(1, EVICT_PAGES_MAX) as u32;
-            batch << BATCH_SHIFT | if turned.buffer { BUFFER } else { 0 } | ON
+            batch << BATCH_SHIFT | (turned.goes as u32) << GOES_SHIFT | ON
         });
         self.word.store(word, Ordering::Relaxed);
     }
@@ -44,7 +77,11 @@ impl Knobs {
         let word = self.word.load(Ordering::Relaxed);
         (word & ON != 0).then_some(Turned {
             batch: (word >> BATCH_SHIFT) as usize,
-            buffer: word & BUFFER != 0,
+            goes: match word >> GOES_SHIFT & GOES_MASK {
+                0 => Goes::AsPlaced,
+                1 => Goes::ToDevice,
+                _ => Goes::ToBuffer,
+            },
         })
     }
 
@@ -88,9 +125,9 @@ mod tests {
         let knobs = Knobs::default();
         assert_eq!((knobs.get(), knobs.read_begins()), (None, false));
         for (set, batch) in [(0, 1), (1, 1), (17, 17), (1024, EVICT_PAGES_MAX)] {
-            for buffer in [false, true] {
-                knobs.set(Some(Turned { batch: set, buffer }));
-                assert_eq!(knobs.get(), Some(Turned { batch, buffer }));
+            for goes in [Goes::AsPlaced, Goes::ToDevice, Goes::ToBuffer] {
+                knobs.set(Some(Turned { batch: set, goes }));
+                assert_eq!(knobs.get(), Some(Turned { batch, goes }));
             }
         }
         assert!(knobs.read_begins() && knobs.reads_in_flight());

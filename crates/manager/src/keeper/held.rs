@@ -5,19 +5,23 @@
 //! socket, as `undercroft status` and `undercroft set` do. Without a daemon the run goes on with
 //! what it has.
 
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use undercroft_base::Bytes;
+use undercroft_sys::fdpass::{self, FDS_MAX};
+use undercroft_tier::open::{OpenError, OpenTier};
+use undercroft_tier::spec::TierSpec;
 
 use super::place::bases;
 use super::status;
-use crate::control::{Answered, Ask};
+use crate::control::{Answered, Ask, Word};
 use crate::grant::{
-    COMMAND_BYTES_MAX, Claim, CurveFigures, DaemonStatus, Figures, Grant, Hello, Lines, Refusal,
-    SOCKET, ToDaemon, ToKeeper, UNKNOWN, VERSION, line,
+    Bound, COMMAND_BYTES_MAX, Claim, CurveFigures, DaemonStatus, Figures, Grant, Hello, Lines,
+    PageIns, Refusal, SOCKET, ToDaemon, ToKeeper, UNKNOWN, VERSION, line,
 };
 use crate::options::{MOVES_MIN, RunOptions};
 use crate::report::{MissRatioCurve, Snapshot};
@@ -68,6 +72,11 @@ pub(super) struct Held {
     lines: Lines,
     hello: Hello,
     grant: Grant,
+    /// Emulated devices that other clients of the daemon use, too: of which tier, and the memory of
+    /// each.
+    devices: Vec<(u8, OwnedFd)>,
+    /// The latency bound that the manager told last.
+    bound: Option<Bound>,
 }
 
 impl Held {
@@ -90,7 +99,7 @@ impl Held {
         let until = Instant::now() + ANSWER;
         let mut begins_anew = false;
         loop {
-            match Held::greet(hello.clone()) {
+            match Held::greet(hello.clone(), &[]) {
                 Err(HeldError::Ended) if Instant::now() < until => begins_anew = true,
                 Err(HeldError::Away(_)) if begins_anew && Instant::now() < until => {}
                 answer => return answer,
@@ -99,7 +108,8 @@ impl Held {
         }
     }
 
-    fn greet(hello: Hello) -> Result<Held, HeldError> {
+    /// * `devices`: those of a claim.
+    fn greet(hello: Hello, devices: &[(u8, OwnedFd)]) -> Result<Held, HeldError> {
         use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
         let ended = |error: io::Error| match error.kind() {
             BrokenPipe | ConnectionReset | UnexpectedEof => HeldError::Ended,
@@ -107,16 +117,27 @@ impl Held {
         };
         let stream = connect().ok_or_else(|| HeldError::Away(String::new()))?;
         let mut lines = Lines::default();
-        send(&stream, &ToDaemon::Hello(hello.clone())).map_err(ended)?;
+        let memories: Vec<_> = devices.iter().map(|(_, memory)| memory.as_fd()).collect();
+        let said = line(&ToDaemon::Hello(hello.clone()));
+        fdpass::send(stream.as_fd(), &said, &memories).map_err(ended)?;
         let deadline = Instant::now() + ANSWER;
         match receive(&stream, &mut lines, Some(deadline)).map_err(ended)? {
-            ToKeeper::Granted(grant) => Ok(Held {
-                stream,
-                lines,
-                hello,
-                grant,
-            }),
-            ToKeeper::Refused(refusal) => Err(HeldError::Refused(refusal)),
+            (ToKeeper::Granted(grant), memories) => {
+                if grant.devices.len() != memories.len() {
+                    let why = "a device does not come along".to_owned();
+                    return Err(HeldError::Unusable(why));
+                }
+                let devices = grant.devices.iter().copied().zip(memories).collect();
+                Ok(Held {
+                    stream,
+                    lines,
+                    hello,
+                    grant,
+                    devices,
+                    bound: None,
+                })
+            }
+            (ToKeeper::Refused(refusal), _) => Err(HeldError::Refused(refusal)),
             _ => Err(HeldError::Unusable("its answer is no grant".to_owned())),
         }
     }
@@ -169,6 +190,23 @@ impl Held {
         Ok(granted)
     }
 
+    /// Has the tiers use the emulated devices that the daemon's clients share.
+    ///
+    /// Errors: one of them is no such device.
+    pub(super) fn share_devices(
+        &self,
+        specs: &[TierSpec],
+        tiers: &mut [OpenTier],
+    ) -> Result<(), OpenError> {
+        for (at, memory) in &self.devices {
+            let at = usize::from(*at);
+            if let (Some(spec), Some(tier)) = (specs.get(at), tiers.get_mut(at)) {
+                tier.share_device(spec, memory.try_clone()?)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Has the manager keep to the grant, and holds it until this process ends. Call it after
     /// signals are blocked: the thread inherits the mask.
     ///
@@ -200,9 +238,12 @@ impl Held {
     /// Answers the daemon until the connection ends.
     fn serve(&mut self, socket: &Path) -> io::Result<()> {
         loop {
-            let answer = match receive(&self.stream, &mut self.lines, None)? {
+            let answer = match receive(&self.stream, &mut self.lines, None)?.0 {
                 ToKeeper::Tell => ToDaemon::Figures(match status::status_of(socket, SENDING) {
-                    Some(snapshot) => figures(&snapshot),
+                    Some(snapshot) => Figures {
+                        page_ins: self.page_ins(socket, &snapshot),
+                        ..figures(&snapshot)
+                    },
                     // It is busy. It may not have come down to its limit.
                     None => Figures {
                         dram: UNKNOWN,
@@ -211,10 +252,27 @@ impl Held {
                     },
                 }),
                 ToKeeper::Keep { memory } => self.change(socket, memory),
+                ToKeeper::Turn(turn) => {
+                    let _ = status::pass_on(socket, &Word::Turn(turn));
+                    continue;
+                }
                 ToKeeper::Granted(_) | ToKeeper::Status(_) => continue,
                 ToKeeper::Refused(_) => return Err(io::ErrorKind::ConnectionRefused.into()),
             };
             send(&self.stream, &answer)?;
+        }
+    }
+
+    /// The page-ins that the daemon has not been told of.
+    fn page_ins(&mut self, socket: &Path, snapshot: &Snapshot) -> Option<PageIns> {
+        snapshot.latency_bound.as_ref()?;
+        match status::pass_on(socket, &Word::PageIns) {
+            Some(page_ins) => {
+                self.bound = page_ins.as_ref().map(|of| of.bound);
+                page_ins
+            }
+            // It is busy. It has its bound as before.
+            None => self.bound.map(PageIns::none),
         }
     }
 
@@ -243,17 +301,33 @@ impl Held {
             let claim = Claim {
                 memory: self.grant.memory,
                 storage: self.grant.storage.clone(),
+                devices: self.shared_tiers(),
             };
             let hello = Hello {
                 class: self.grant.class.clone(),
                 claim: Some(claim),
                 ..self.hello.clone()
             };
-            if let Ok(found) = Held::greet(hello) {
-                *self = found;
+            if let Ok(found) = Held::greet(hello, &self.devices) {
+                *self = Held {
+                    grant: Grant {
+                        tiers: std::mem::take(&mut self.grant.tiers),
+                        ..found.grant
+                    },
+                    devices: std::mem::take(&mut self.devices),
+                    ..found
+                };
                 return;
             }
         }
+    }
+
+    /// Descriptions of the tiers whose devices it shares.
+    fn shared_tiers(&self) -> Vec<String> {
+        let tiers = &self.grant.tiers;
+        let of = |at: &u8| tiers.get(usize::from(*at)).cloned();
+        let devices = self.devices.iter();
+        devices.map(|(at, _)| of(at).unwrap_or_default()).collect()
     }
 }
 
@@ -269,16 +343,18 @@ fn send(mut stream: &UnixStream, message: &ToDaemon) -> io::Result<()> {
     stream.write_all(&line(message))
 }
 
-/// The next message. Errors: the connection ended, `deadline` has passed, or it is no message.
+/// The next message, and the descriptors that came until then. Errors: the connection ended,
+/// `deadline` has passed, or it is no message.
 fn receive(
-    mut stream: &UnixStream,
+    stream: &UnixStream,
     lines: &mut Lines,
     deadline: Option<Instant>,
-) -> io::Result<ToKeeper> {
+) -> io::Result<(ToKeeper, Vec<OwnedFd>)> {
     let mut bytes = [0; 4096];
+    let mut descriptors = Vec::new();
     loop {
         if let Some(line) = lines.next_line() {
-            return Ok(serde_json::from_slice(&line)?);
+            return Ok((serde_json::from_slice(&line)?, descriptors));
         }
         let left = deadline.map(|deadline| {
             // A timeout of zero means none.
@@ -286,10 +362,12 @@ fn receive(
             left.max(Duration::from_millis(1))
         });
         stream.set_read_timeout(left)?;
-        let got = match stream.read(&mut bytes) {
+        let (got, more) = match fdpass::receive(stream.as_fd(), &mut bytes) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             got => got?,
         };
+        descriptors.extend(more);
+        descriptors.truncate(FDS_MAX);
         if got == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
@@ -306,6 +384,7 @@ fn figures(snapshot: &Snapshot) -> Figures {
         limit: snapshot.memory_max_bytes,
         stall_seconds: snapshot.stall_seconds,
         swap_ins: snapshot.faults.swap_in,
+        page_ins: None,
         curve: (snapshot.mrc.as_ref()).map(|curve| curve_figures(curve, snapshot.uptime_seconds)),
     }
 }
@@ -335,7 +414,10 @@ fn ask_status() -> Option<DaemonStatus> {
     let stream = connect()?;
     send(&stream, &ToDaemon::Status).ok()?;
     let deadline = Instant::now() + SENDING;
-    match receive(&stream, &mut Lines::default(), Some(deadline)).ok()? {
+    match receive(&stream, &mut Lines::default(), Some(deadline))
+        .ok()?
+        .0
+    {
         ToKeeper::Status(status) => Some(*status),
         _ => None,
     }

@@ -217,10 +217,7 @@ fn try_run(
     let dir = RunDir::create()?;
     let (options, held) = ask_daemon(options)?;
     let options = &options;
-    let tiers = tiers::open(&options.client)?;
-    if !options.client.quiet {
-        warn_of(&tiers, voice);
-    }
+    let tiers = open_tiers(options, held.as_ref(), voice)?;
     let mut estate = Estate::make(options, &dir, tiers)?;
     let mut manager = estate.start_manager()?;
     // Before there is a program: a failure harms none.
@@ -276,6 +273,22 @@ fn try_run(
             Ok(End::Status(OUR_FAILURE))
         }
     }
+}
+
+/// Opens the tiers, and says what the user should know of them.
+fn open_tiers(
+    options: &RunOptions,
+    held: Option<&Held>,
+    voice: &mut Voice,
+) -> Result<Vec<OpenTier>, OpenError> {
+    let mut tiers = tiers::open(&options.client)?;
+    if let Some(held) = held {
+        held.share_devices(&options.client.tiers, &mut tiers)?;
+    }
+    if !options.client.quiet {
+        warn_of(&tiers, voice);
+    }
+    Ok(tiers)
 }
 
 /// The options with what the daemon grants, if it is to be asked.

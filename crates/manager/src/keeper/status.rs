@@ -9,7 +9,10 @@ use std::time::{Duration, Instant};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
-use crate::control::{Answered, Ask};
+use serde::de::DeserializeOwned;
+
+use crate::control::{Answered, Ask, Word};
+use crate::grant::PageIns;
 use crate::keeper::place::{STATUS_SOCKET, bases, is_run};
 use crate::report::Snapshot;
 
@@ -79,7 +82,17 @@ pub(super) fn ask_at(socket: &Path, what: Ask) -> Option<Answered> {
         }
         return None;
     }
-    (0..TRIES).find_map(|_| serde_json::from_slice(&exchange(socket, &question, PATIENCE)?).ok())
+    answer_to(socket, &question)
+}
+
+/// Passes on what the daemon says. Outer `None`: the manager does not answer.
+pub(super) fn pass_on(socket: &Path, word: &Word) -> Option<Option<PageIns>> {
+    let question = serde_json::to_vec(word).ok()?;
+    answer_to(socket, &question)
+}
+
+fn answer_to<T: DeserializeOwned>(socket: &Path, question: &[u8]) -> Option<T> {
+    (0..TRIES).find_map(|_| serde_json::from_slice(&exchange(socket, question, PATIENCE)?).ok())
 }
 
 /// Sends a question, and returns the answer.

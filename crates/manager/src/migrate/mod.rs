@@ -21,6 +21,7 @@ use undercroft_sys::process;
 
 use self::copies::Copies;
 use crate::books::metered::MeteredTier;
+use crate::gauges::knobs::Goes;
 use crate::space::shared::Shared;
 
 /// Bytes a second that are read, and written again, while the user has a tier emptied. Otherwise
@@ -228,7 +229,7 @@ impl Migrator {
     fn spares_buffer(&self) -> bool {
         let turned = self.shared.gauges.knobs.get();
         let mut first = self.shared.books.tiers.ranked().map(MeteredTier::latency);
-        turned.is_some_and(|turned| !turned.buffer)
+        turned.is_some_and(|turned| turned.goes == Goes::ToDevice)
             && first.next().is_some_and(LatencyClass::is_spared)
     }
 

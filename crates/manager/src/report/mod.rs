@@ -224,7 +224,8 @@ pub struct BoundReport {
 /// What latency control decided last, and how much it did.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BoundControl {
-    /// `device`: to the last tier. `buffer`: to the first, and none is demoted.
+    /// `device`: to the last tier. `buffer`: to the first, and none is demoted. `placement`: as the
+    /// policy says, because the daemon has not heard of the bound yet.
     pub pages_go_to: String,
     /// Most pages that leave at a time.
     pub batch_pages: u64,

@@ -90,8 +90,16 @@ impl Daemon {
 
     /// Kills it, and starts another one at once.
     pub(crate) fn die_and_come_back(&mut self) {
+        self.die();
+        self.come_back();
+    }
+
+    pub(crate) fn die(&mut self) {
         self.child.kill().expect("our child");
         self.child.wait().expect("our child");
+    }
+
+    pub(crate) fn come_back(&mut self) {
         self.child = Daemon::spawn(&[], self.folder.path());
         self.until_it_answers();
     }
@@ -462,6 +470,8 @@ fn hostile_peers_and_impossible_wishes_are_refused() {
         b"{\"Hello\":{}}\n",
         b"{\"Kept\":{\"memory\":1,\"refused\":null}}\n",
         b"{\"Figures\":{\"dram\":1,\"limit\":1,\"stall_seconds\":0,\"swap_ins\":0,\"curve\":null}}\n",
+        b"{\"Figures\":{\"dram\":1,\"limit\":1,\"stall_seconds\":0,\"swap_ins\":0,\"curve\":null,\
+          \"page_ins\":{\"bound\":\"p99=1ms\",\"all\":[[9999,1]],\"device\":[],\"over\":0}}}\n",
         b"{\"Hello\":{\"version\":1,",
         &[b'['; 200_000],
         &[0; 70_000],

@@ -13,6 +13,7 @@ mod live_and_simulated;
 mod manager_kill;
 mod miss_ratio_curve;
 mod neighbours;
+mod one_device;
 mod policies;
 mod real_programs;
 mod real_time;

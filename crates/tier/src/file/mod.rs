@@ -34,7 +34,7 @@ use undercroft_base::{
 };
 use undercroft_sys::mapping::{PageBuf, SharedMemory};
 
-use crate::shape::{Shape, ShapeName, wait_until};
+use crate::shape::{Shape, wait_until};
 pub(crate) use backing::is_in_memory;
 pub use backing::{Backing, BackingError};
 use behind::Behind;
@@ -279,9 +279,9 @@ impl FileTier {
 
     /// Gives it the times of another device. A page that waits to be written costs none, as on the
     /// real one.
-    pub fn shaped(mut self, name: ShapeName) -> FileTier {
+    pub fn shaped(mut self, shape: Shape) -> FileTier {
         self.info.emulated = true;
-        self.shape = Some(Shape::new(name));
+        self.shape = Some(shape);
         self
     }
 

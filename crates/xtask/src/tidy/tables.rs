@@ -164,6 +164,7 @@ pub(super) const MANAGER_ORDER: &[(&str, &[&str])] = &[
             "launch",
             "beside",
             "bound",
+            "obey",
             "stall",
             "resize",
             "add",

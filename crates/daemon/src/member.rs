@@ -1,0 +1,172 @@
+//! One client that was admitted: what it has, what it said, and what it wants.
+
+use std::time::Duration;
+
+use undercroft_base::Bytes;
+use undercroft_manager::grant::{Figures, Hello, MemberStatus, UNKNOWN};
+use undercroft_qos::Curves;
+use undercroft_qos::shares::{self, Want};
+
+use crate::config::{Class, Divide};
+
+/// Shortest time over which page-ins are measured.
+const MEASURED_MIN: Duration = Duration::from_millis(900);
+
+/// A run without a page-in for this long from its start counts as one that needs none.
+pub(crate) const FILLS_MAX: Duration = Duration::from_secs(30);
+
+/// More memory than any machine has. Sums of such sizes do not overflow.
+pub(crate) const BYTES_MAX: u64 = 1 << 46;
+
+/// A client that was admitted.
+pub(crate) struct Member {
+    pub(crate) pid: u32,
+    pub(crate) command: String,
+    pub(crate) class_name: String,
+    pub(crate) class: Class,
+    /// The most that it may ever have.
+    pub(crate) most: Bytes,
+    /// It keeps to this.
+    pub(crate) limit: Bytes,
+    /// It was asked to keep to this, and has not answered.
+    pub(crate) asked: Option<Bytes>,
+    /// What it may still use: an earlier limit.
+    pub(crate) ceiling: Bytes,
+    /// When it was asked for figures; `None`: it has answered.
+    pub(crate) told: Option<Duration>,
+    pub(crate) next_tell: Duration,
+    pub(crate) figures: Figures,
+    /// When they came.
+    pub(crate) heard: Duration,
+    /// It waited for its pages before that.
+    pub(crate) waits: bool,
+    /// Its page-ins a second lately; `None`: not measured.
+    pub(crate) page_ins: Option<f64>,
+    /// When its page-ins were counted for that, and how many there were; and how long threads had
+    /// waited at its last figures. `None`: it has told nothing yet.
+    pub(crate) counted: Option<(Duration, u64)>,
+    pub(crate) stalled: Option<f64>,
+    pub(crate) curves: Curves,
+    pub(crate) refused_until: Duration,
+    pub(crate) target: Bytes,
+    pub(crate) storage: Vec<u64>,
+    pub(crate) claimed: bool,
+    /// It has paged in between its last two figures.
+    pub(crate) pages_in: bool,
+}
+
+impl Member {
+    /// Notes whether it waits, and its page-ins a second. A manager that did not answer has told
+    /// neither.
+    pub(crate) fn measure(&mut self, figures: &Figures, now: Duration) {
+        if figures.dram == UNKNOWN {
+            return;
+        }
+        if let Some(before) = self.stalled.replace(figures.stall_seconds) {
+            let passed = now.saturating_sub(self.heard).as_secs_f64();
+            self.waits = shares::is_waiting(figures.stall_seconds - before, passed);
+        }
+        let (since, before) = *self.counted.get_or_insert((now, figures.swap_ins));
+        let passed = now.saturating_sub(since);
+        if passed >= MEASURED_MIN {
+            let page_ins = figures.swap_ins.saturating_sub(before);
+            // A program that still fills its memory pages nothing in. That says nothing of later.
+            if page_ins > 0 || self.page_ins.is_some() || passed >= FILLS_MAX {
+                self.page_ins = Some(page_ins as f64 / passed.as_secs_f64());
+                self.counted = Some((now, figures.swap_ins));
+            }
+        }
+    }
+
+    /// It has no storage, and nothing is known of what it does.
+    pub(crate) fn new(
+        pid: u32,
+        hello: Hello,
+        class: Class,
+        (limit, most): (Bytes, Bytes),
+        now: Duration,
+    ) -> Member {
+        Member {
+            pid,
+            command: hello.command,
+            class_name: hello.class,
+            class,
+            most,
+            limit,
+            asked: None,
+            ceiling: limit,
+            told: None,
+            next_tell: now,
+            figures: Figures::default(),
+            heard: now,
+            waits: false,
+            page_ins: None,
+            counted: None,
+            stalled: None,
+            curves: Curves::default(),
+            refused_until: Duration::ZERO,
+            target: limit,
+            storage: Vec::new(),
+            claimed: false,
+            pages_in: false,
+        }
+    }
+
+    /// Memory that counts as its own.
+    pub(crate) fn held(&self) -> u64 {
+        let uses = self.figures.dram.min(self.ceiling.0);
+        self.limit
+            .0
+            .max(self.asked.map_or(0, |asked| asked.0))
+            .max(uses)
+    }
+
+    pub(crate) fn is_settled(&self) -> bool {
+        self.asked.is_none() && self.held() == self.limit.0
+    }
+
+    pub(crate) fn want(&self, divide: Divide, now: Duration) -> Want {
+        let least = if now < self.refused_until {
+            self.limit
+        } else {
+            self.class.memory_min.min(self.most)
+        };
+        // A client that has not swapped uses what it uses, and some more.
+        let uses = shares::enough(Bytes(self.figures.dram.min(BYTES_MAX)));
+        let blind = divide == Divide::Weights || self.figures.dram == 0;
+        Want {
+            weight: self.class.weight,
+            least,
+            most: self.most,
+            enough: if blind { self.most } else { uses },
+            waits: self.waits,
+            curve: match divide {
+                Divide::Auto => self.curves.mean(),
+                Divide::Weights => Vec::new(),
+            },
+        }
+    }
+}
+
+/// For a user.
+pub(crate) fn status_of(member: &Member) -> MemberStatus {
+    let finite = |seconds: f64| if seconds.is_finite() { seconds } else { 0.0 };
+    MemberStatus {
+        pid: member.pid,
+        command: member.command.clone(),
+        class: member.class_name.clone(),
+        weight: member.class.weight,
+        memory_min_bytes: member.class.memory_min.0,
+        limit_bytes: member.limit.0,
+        target_bytes: member.target.0,
+        dram_bytes: match member.figures.dram {
+            UNKNOWN => member.limit.0,
+            dram => dram,
+        },
+        has_curve: !member.curves.is_empty(),
+        stall_seconds: finite(member.figures.stall_seconds),
+        swap_ins: member.figures.swap_ins,
+        claimed: member.claimed,
+        latency: None,
+    }
+}
