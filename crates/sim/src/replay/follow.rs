@@ -45,7 +45,8 @@ impl Host {
                 Becomes::Unchanged => {}
                 Becomes::Recalled => client.recalled_at = moved.after + 1,
                 Becomes::Locked => self.lock(client, page),
-                Becomes::PassedOver | Becomes::TakenBack if self.setup.room != SimRoom::Traced => {}
+                Becomes::PassedOver | Becomes::TakenBack
+                    if self.setup.room == SimRoom::AfterPlan => {}
                 // Some pages must remain that can leave.
                 Becomes::PassedOver => {
                     if client.engine.books().kept_pages().0 < client.frames / 2 {
