@@ -29,6 +29,16 @@ const BUSY: Fake = Fake {
     answers: true,
 };
 
+/// Page-ins of a client that has a bound and had none.
+fn none(bound: Bound) -> PageIns {
+    PageIns {
+        bound,
+        all: Latencies::default(),
+        device: Latencies::default(),
+        over: 0,
+    }
+}
+
 struct World {
     members: Members,
     fakes: BTreeMap<u64, Fake>,
@@ -243,17 +253,17 @@ fn a_manager_that_does_not_answer_keeps_its_place() {
     }])
     .expect("a device");
     let bound = Bound("p99=300us".parse().expect("a bound"));
-    bounds.note(7, Some(&PageIns::none(bound)));
+    bounds.note(7, Some(&none(bound)));
     bounds.heard(7);
     assert!(bounds.has(7) && bounds.are_any());
     // Places are used again.
-    bounds.note(8, Some(&PageIns::none(bound)));
+    bounds.note(8, Some(&none(bound)));
     bounds.leave(7);
-    bounds.note(9, Some(&PageIns::none(bound)));
+    bounds.note(9, Some(&none(bound)));
     assert_eq!(bounds.places.values().copied().collect::<Vec<_>>(), [1, 0]);
     let lies = PageIns {
         over: u64::MAX,
-        ..PageIns::none(bound)
+        ..none(bound)
     };
     bounds.note(9, Some(&lies));
     assert!(bounds.begins(Duration::from_secs(1), true));

@@ -123,18 +123,6 @@ pub struct PageIns {
     pub over: u64,
 }
 
-impl PageIns {
-    /// No page-in.
-    pub fn none(bound: Bound) -> PageIns {
-        PageIns {
-            bound,
-            all: Latencies::default(),
-            device: Latencies::default(),
-            over: 0,
-        }
-    }
-}
-
 /// Latencies by bucket of `undercroft_qos::tail`: each bucket at most once, in their order, and no
 /// more than [`Latencies::MAX`] in all.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,33 +1,33 @@
-//! What the daemon says of the knobs of latency control. It keeps the bounds of all its clients by
-//! one control (docs/design/0038). A run obeys for [`TURN_HOLDS`], whether it has a bound or not,
-//! and then turns its own knobs: so a daemon that dies costs it nothing.
+//! What the daemon asks of a run, and says of the knobs of latency control. It keeps the bounds of
+//! all its clients by one control (docs/design/0038). A run obeys for [`TURN_HOLDS`], whether it
+//! has a bound or not, and then turns its own knobs: so a daemon that dies costs it nothing.
 
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
+use undercroft_base::Nanos;
 
 use super::Control;
 use crate::gauges::knobs::Turned;
-use crate::grant::{PageIns, TURN_HOLDS, Turn};
+use crate::grant::{CurveFigures, Figures, TURN_HOLDS, Turn};
+use crate::report::MissRatioCurve;
+use crate::sync::lock;
 
-/// What the keeper passes on from the daemon. The answer is an `Option<PageIns>`.
+/// What the keeper passes on from the daemon. The answer is an `Option<Figures>`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Word {
-    /// Which page-ins has it not been told of?
-    PageIns,
+    /// What it has and does now, and the page-ins that it was not told of.
+    Figures,
     /// Turn the knobs so. The answer is `None`.
     Turn(Turn),
 }
 
 impl Control {
     /// Answers the daemon, or does what it says.
-    pub(super) fn hear_daemon(&mut self, word: &Word) -> Option<PageIns> {
+    pub(super) fn hear_daemon(&mut self, word: &Word) -> Option<Figures> {
         let gauges = &self.shared.gauges;
         match word {
-            Word::PageIns => {
-                let (bound, page_ins) = (self.bound.as_mut()?, gauges.page_ins.get()?);
-                bound.tell(page_ins)
-            }
+            Word::Figures => Some(self.figures()),
             Word::Turn(turn) => {
                 let turned = Turned {
                     batch: turn.batch as usize,
@@ -40,6 +40,25 @@ impl Control {
                 }
                 None
             }
+        }
+    }
+
+    fn figures(&mut self) -> Figures {
+        let shared = &self.shared;
+        let uptime = shared.elapsed();
+        let (stats, dram) = self.memory_now();
+        let curve = self.curve(&stats, Nanos(uptime.as_nanos() as u64));
+        let page_ins = match (&mut self.bound, shared.gauges.page_ins.get()) {
+            (Some(bound), Some(page_ins)) => bound.tell(page_ins),
+            _ => None,
+        };
+        Figures {
+            dram: dram.0,
+            limit: crate::report::limit(shared.gauges.memory_max().0),
+            stall_seconds: lock(&shared.gauges.fault_latency).waited().seconds(),
+            swap_ins: stats.swap_in,
+            page_ins,
+            curve: (curve.as_ref()).map(|curve| figures_of(curve, uptime.as_secs_f64())),
         }
     }
 
@@ -56,5 +75,18 @@ impl Control {
             None => knobs.set(None),
         }
         None
+    }
+}
+
+/// The seconds of stall that other limits would cost in a second.
+fn figures_of(curve: &MissRatioCurve, uptime: f64) -> CurveFigures {
+    let seconds = (uptime - curve.since_seconds).max(0.0);
+    let stall = |faults: f64| faults * curve.fault_seconds / seconds.max(1e-3);
+    let points = curve.limits.iter();
+    CurveFigures {
+        seconds,
+        points: points
+            .map(|point| (point.memory_max_bytes, stall(point.swap_in)))
+            .collect(),
     }
 }

@@ -299,8 +299,16 @@ impl Control {
         })
     }
 
+    /// The engine's counts, and the DRAM that the run takes.
+    pub(super) fn memory_now(&self) -> (Stats, Bytes) {
+        let held = self.shared.books.pool_held();
+        let mut engine = self.shared.books.engine();
+        engine.migrations().set_pool_held(held);
+        (*engine.books().stats(), engine.books().dram_used())
+    }
+
     /// What other limits would have cost until now.
-    fn curve(&self, stats: &Stats, wall: Nanos) -> Option<MissRatioCurve> {
+    pub(super) fn curve(&self, stats: &Stats, wall: Nanos) -> Option<MissRatioCurve> {
         let shared = &self.shared;
         let (before, since) = &self.curve_since;
         let mut stats = *stats;
@@ -315,16 +323,8 @@ impl Control {
 
     fn snapshot(&mut self) -> Snapshot {
         let shared = &self.shared;
-        let held = shared.books.pool_held();
-        let (stats, resident, dram) = {
-            let mut engine = shared.books.engine();
-            engine.migrations().set_pool_held(held);
-            (
-                *engine.books().stats(),
-                engine.books().resident().bytes(),
-                engine.books().dram_used(),
-            )
-        };
+        let (stats, dram) = self.memory_now();
+        let resident = shared.books.engine().books().resident().bytes();
         let rates = Rates::between(
             &self.last_snapshot.1,
             &stats,

@@ -20,11 +20,10 @@ use super::place::bases;
 use super::status;
 use crate::control::{Answered, Ask, Word};
 use crate::grant::{
-    Bound, COMMAND_BYTES_MAX, Claim, CurveFigures, DaemonStatus, Figures, Grant, Hello, Lines,
-    PageIns, Refusal, SOCKET, ToDaemon, ToKeeper, UNKNOWN, VERSION, line,
+    COMMAND_BYTES_MAX, Claim, DaemonStatus, Figures, Grant, Hello, Lines, Refusal, SOCKET,
+    ToDaemon, ToKeeper, UNKNOWN, VERSION, line,
 };
 use crate::options::{MOVES_MIN, RunOptions};
-use crate::report::{MissRatioCurve, Snapshot};
 
 /// How long the daemon may take to answer `Hello`: it may wait for claims, and for other clients to
 /// make room.
@@ -75,8 +74,6 @@ pub(super) struct Held {
     /// Emulated devices that other clients of the daemon use, too: of which tier, and the memory of
     /// each.
     devices: Vec<(u8, OwnedFd)>,
-    /// The latency bound that the manager told last.
-    bound: Option<Bound>,
 }
 
 impl Held {
@@ -134,7 +131,6 @@ impl Held {
                     hello,
                     grant,
                     devices,
-                    bound: None,
                 })
             }
             (ToKeeper::Refused(refusal), _) => Err(HeldError::Refused(refusal)),
@@ -239,18 +235,7 @@ impl Held {
     fn serve(&mut self, socket: &Path) -> io::Result<()> {
         loop {
             let answer = match receive(&self.stream, &mut self.lines, None)?.0 {
-                ToKeeper::Tell => ToDaemon::Figures(match status::status_of(socket, SENDING) {
-                    Some(snapshot) => Figures {
-                        page_ins: self.page_ins(socket, &snapshot),
-                        ..figures(&snapshot)
-                    },
-                    // It is busy. It may not have come down to its limit.
-                    None => Figures {
-                        dram: UNKNOWN,
-                        limit: Some(self.grant.memory),
-                        ..Figures::default()
-                    },
-                }),
+                ToKeeper::Tell => ToDaemon::Figures(self.figures(socket)),
                 ToKeeper::Keep { memory } => self.change(socket, memory),
                 ToKeeper::Turn(turn) => {
                     let _ = status::pass_on(socket, &Word::Turn(turn));
@@ -263,17 +248,15 @@ impl Held {
         }
     }
 
-    /// The page-ins that the daemon has not been told of.
-    fn page_ins(&mut self, socket: &Path, snapshot: &Snapshot) -> Option<PageIns> {
-        snapshot.latency_bound.as_ref()?;
-        match status::pass_on(socket, &Word::PageIns) {
-            Some(page_ins) => {
-                self.bound = page_ins.as_ref().map(|of| of.bound);
-                page_ins
-            }
-            // It is busy. It has its bound as before.
-            None => self.bound.map(PageIns::none),
-        }
+    /// What the daemon is told.
+    fn figures(&self, socket: &Path) -> Figures {
+        let told = status::pass_on(socket, &Word::Figures).flatten();
+        told.unwrap_or_else(|| Figures {
+            // It is busy. It may not have come down to its limit.
+            dram: UNKNOWN,
+            limit: Some(self.grant.memory),
+            ..Figures::default()
+        })
     }
 
     fn change(&mut self, socket: &Path, memory: u64) -> ToDaemon {
@@ -374,30 +357,6 @@ fn receive(
         if lines.take(&bytes[..got]).is_err() {
             return Err(io::ErrorKind::InvalidData.into());
         }
-    }
-}
-
-/// What the daemon is told.
-fn figures(snapshot: &Snapshot) -> Figures {
-    Figures {
-        dram: snapshot.dram_bytes,
-        limit: snapshot.memory_max_bytes,
-        stall_seconds: snapshot.stall_seconds,
-        swap_ins: snapshot.faults.swap_in,
-        page_ins: None,
-        curve: (snapshot.mrc.as_ref()).map(|curve| curve_figures(curve, snapshot.uptime_seconds)),
-    }
-}
-
-fn curve_figures(curve: &MissRatioCurve, uptime: f64) -> CurveFigures {
-    let seconds = (uptime - curve.since_seconds).max(0.0);
-    let stall = |faults: f64| faults * curve.fault_seconds / seconds.max(1e-3);
-    let points = curve.limits.iter();
-    CurveFigures {
-        seconds,
-        points: points
-            .map(|point| (point.memory_max_bytes, stall(point.swap_in)))
-            .collect(),
     }
 }
 

@@ -12,7 +12,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 use serde::de::DeserializeOwned;
 
 use crate::control::{Answered, Ask, Word};
-use crate::grant::PageIns;
+use crate::grant::Figures;
 use crate::keeper::place::{STATUS_SOCKET, bases, is_run};
 use crate::report::Snapshot;
 
@@ -86,7 +86,7 @@ pub(super) fn ask_at(socket: &Path, what: Ask) -> Option<Answered> {
 }
 
 /// Passes on what the daemon says. Outer `None`: the manager does not answer.
-pub(super) fn pass_on(socket: &Path, word: &Word) -> Option<Option<PageIns>> {
+pub(super) fn pass_on(socket: &Path, word: &Word) -> Option<Option<Figures>> {
     let question = serde_json::to_vec(word).ok()?;
     answer_to(socket, &question)
 }

@@ -231,8 +231,9 @@ impl Host {
             item.install = Install::Done;
             let mark = &mut client.marks[item.no.0 as usize];
             *mark &= !DIRTY;
+            // A zero page beside the faulting one is no page that was read ahead.
             if !item.demanded {
-                *mark |= AHEAD;
+                *mark |= if item.fresh { KNOWN } else { AHEAD };
             }
         }
         client

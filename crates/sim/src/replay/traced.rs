@@ -100,7 +100,7 @@ impl Host {
             client.ahead_until = client.ahead_until.max(end);
         }
         let mark = &mut client.marks[no.0 as usize];
-        *mark = (*mark & !DIRTY) | AHEAD;
+        *mark = (*mark & !DIRTY) | if item.fresh { KNOWN } else { AHEAD };
         client
             .engine
             .faults()

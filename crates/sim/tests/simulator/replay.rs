@@ -177,6 +177,21 @@ fn readahead_pays_on_an_ssd_and_a_fixed_window_costs_on_pcm() {
 }
 
 #[test]
+fn zero_pages_that_come_along_count_as_no_prefetch() {
+    let scanned = trace(vec![scan(20_000, 20_000)]);
+    let outcome = run(&scanned, |s| {
+        s.prefetch = "majority".to_owned();
+        s.initial = Initial::Zero;
+    });
+    assert!(
+        outcome.misses < 10_000,
+        "they come along: {}",
+        outcome.misses
+    );
+    assert_eq!((outcome.prefetched, outcome.prefetch_hits), (0, 0));
+}
+
+#[test]
 fn a_pool_takes_from_the_memory_it_saves_and_demotes_when_full() {
     let trace = trace(vec![skewed(60_000, 1_000, 5, 6)]);
     let alone = run(&trace, |s| {
