@@ -97,7 +97,7 @@ impl Bounds {
             monitor.add_over(page_ins.over.min(sum));
         }
         for (bucket, count) in page_ins.device.each() {
-            self.control.add_queued_many(bucket, count);
+            self.control.add_queued_many(at, bucket, count);
         }
     }
 

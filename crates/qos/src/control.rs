@@ -4,13 +4,20 @@
 //! queue says (NVSwap §IV, tail latency enforcement). The paper does so for one window. Then a
 //! client whose device is too slow would miss every other window. So each miss holds longer than
 //! the one before; after as many good windows at the device, the next hold is short again.
+//!
+//! A client that tries the device again may find it as slow as before. Its pages go back to the
+//! buffer as soon as the window is lost, and not only at its end ([`Control::cut_short`]). A try is
+//! judged by what is read from the device, because most is still read from the buffer.
+//!
+//! The queue learns nothing while no client with a bound uses it: without their writes, reads are
+//! fast. S(t) would grow, and the next try would begin with a long queue.
 
 use undercroft_base::Nanos;
 
 use crate::bound::LatencyBound;
 use crate::monitor::{Judged, Monitor, Window};
 use crate::queue::{Queue, QueueLimits};
-use crate::tail::Tail;
+use crate::tail::{self, Tail};
 
 /// Where a client's pages go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +35,10 @@ pub const GOAL_PERCENT: u64 = 90;
 /// Windows in the buffer after the first miss, and the most after many.
 const HOLD_MIN: u32 = 8;
 const HOLD_MAX: u32 = 256;
+
+/// A try of the device is not judged by fewer page-ins than this many times what the percentile
+/// needs: 1,000 for p99.
+const TRY_SAMPLES: u64 = 10;
 
 /// Missed windows in a row, with everything done that can be done, after which a bound counts as
 /// one that cannot be kept.
@@ -58,6 +69,10 @@ struct Member {
     next_hold: u32,
     /// Windows kept in a row without the buffer.
     calm: u32,
+    /// Its page-ins from the device in the window in progress.
+    queued: u64,
+    /// The window in progress was lost at the device, and goes on in the buffer.
+    cut: bool,
     misses: Misses,
 }
 
@@ -206,19 +221,38 @@ impl Control {
         member.map(|member| &mut member.monitor)
     }
 
-    /// Adds an access through the queue.
-    pub fn add_queued(&mut self, took: Nanos) {
-        self.queued.add(took);
+    /// Adds an access of a client through the queue.
+    pub fn add_queued(&mut self, client: usize, took: Nanos) {
+        self.add_queued_many(client, tail::bucket(took), 1);
     }
 
     /// Adds `count` accesses of a bucket of [`crate::tail`].
-    pub fn add_queued_many(&mut self, bucket: usize, count: u32) {
+    pub fn add_queued_many(&mut self, client: usize, bucket: usize, count: u32) {
         self.queued.add_many(bucket, count);
+        if let Some(member) = &mut self.members[client] {
+            member.queued += u64::from(count);
+        }
+    }
+
+    /// Sends the pages of a client to the buffer at once if it uses the device and has lost its
+    /// window already. True: it did. O(1), unless it did.
+    pub fn cut_short(&mut self, client: usize) -> bool {
+        let Some(member) = &mut self.members[client] else {
+            return false;
+        };
+        let at_device = self.has_buffer && member.out == Out::Regular && !member.cut;
+        if !at_device || !member.has_lost() {
+            return false;
+        }
+        member.cut = true;
+        member.hold();
+        self.share_buffer();
+        true
     }
 
     /// Ends the window of every client, and turns the knobs for the next.
     pub fn end_windows(&mut self) {
-        let least = self.queue.is_least();
+        let (least, used) = (self.queue.is_least(), self.is_queue_used());
         for member in self.members.iter_mut().flatten() {
             if let Some(window) = member.monitor.end_window() {
                 let done = if self.has_buffer {
@@ -233,8 +267,24 @@ impl Control {
         if observed.is_some() {
             self.queued.clear();
         }
-        self.queue.step(&self.goals, observed, &mut self.sets);
+        if used {
+            self.queue.step(&self.goals, observed, &mut self.sets);
+        } else if observed.is_some() {
+            self.sets.fill(false);
+        }
         self.share_buffer();
+        let rests = !self.is_queue_used();
+        self.queue.set_rests(rests);
+    }
+
+    /// Whether a client with a bound uses the queue in this window, or writes are counted.
+    fn is_queue_used(&self) -> bool {
+        let mut members = self.members.iter().zip(&self.goals);
+        let uses = |member: &Option<Member>| {
+            let member = member.as_ref();
+            member.is_some_and(|member| member.out == Out::Regular || member.cut)
+        };
+        self.queue.counts_writes() || members.any(|(of, goal)| goal.is_some() && uses(of))
     }
 
     /// Decides whose pages go to the buffer.
@@ -314,14 +364,20 @@ impl Member {
             held: 0,
             next_hold: HOLD_MIN,
             calm: 0,
+            queued: 0,
+            cut: false,
             misses: Misses::default(),
         }
     }
 
     /// * `done`: everything that can be done was done during the window.
     fn note(&mut self, window: Window, done: bool) {
-        self.misses.note(window, done);
+        self.queued = 0;
+        let cut = std::mem::take(&mut self.cut);
+        self.misses.note(window, done && !cut);
         match window.judged {
+            // The hold has begun.
+            _ if cut => {}
             Judged::Kept => {
                 self.held = self.held.saturating_sub(1);
                 match self.out {
@@ -332,12 +388,31 @@ impl Member {
                     self.next_hold = HOLD_MIN;
                 }
             }
-            Judged::Missed => {
-                self.held = self.next_hold;
-                self.next_hold = (2 * self.next_hold).min(HOLD_MAX);
-                self.calm = 0;
-            }
+            Judged::Missed => self.hold(),
         }
+    }
+
+    /// Whether the window in progress is lost, at the device. The first window never is.
+    fn has_lost(&self) -> bool {
+        let tries = self.calm == 0 && self.next_hold > HOLD_MIN;
+        let Some(last) = self.monitor.last() else {
+            return false;
+        };
+        let all = last.page_ins.max(self.monitor.pending());
+        let least = TRY_SAMPLES * self.monitor.bound().percentile.samples_min();
+        let page_ins = if tries {
+            self.queued.max(least).min(all)
+        } else {
+            all
+        };
+        self.monitor.would_miss(page_ins)
+    }
+
+    /// Its pages go to the buffer for some windows, and after the next miss for more.
+    fn hold(&mut self) {
+        self.held = self.next_hold;
+        self.next_hold = (2 * self.next_hold).min(HOLD_MAX);
+        self.calm = 0;
     }
 }
 
@@ -357,7 +432,7 @@ mod tests {
             let took = Nanos(micros * 1000);
             of.monitor_mut(0).expect("a bound").add(took);
             if queued {
-                of.add_queued(took);
+                of.add_queued(0, took);
             }
         }
         of.end_windows();
@@ -389,6 +464,41 @@ mod tests {
     }
 
     #[test]
+    fn a_try_of_the_device_ends_when_it_has_failed_and_holds_as_a_miss_does() {
+        for has_buffer in [true, false] {
+            let mut of = control(has_buffer);
+            let add = |of: &mut Control, micros: u64| {
+                let monitor = of.monitor_mut(0).expect("a bound");
+                monitor.add(Nanos(micros * 1000));
+            };
+            (0..10).for_each(|_| add(&mut of, 150));
+            assert!(!of.cut_short(0), "how long a window is, is not known yet");
+            of.end_windows();
+            (0..7).for_each(|_| _ = window(&mut of, 5, false));
+            (0..90).for_each(|_| add(&mut of, 5));
+            assert_eq!(window(&mut of, 5, false), Out::Regular);
+            // A window has a hundred, of which fifty may be slower. Of 22 that came from the device
+            // eleven may.
+            (0..22).for_each(|_| of.add_queued(0, Nanos(1000)));
+            for slow in 1..20 {
+                add(&mut of, 150);
+                assert_eq!(of.cut_short(0), has_buffer && slow == 12, "{slow}");
+            }
+            (0..19).for_each(|_| add(&mut of, 5));
+            if !has_buffer {
+                continue;
+            }
+            for at in 0..16 {
+                assert_eq!(of.out(0), Out::Buffer, "{at}");
+                window(&mut of, 5, false);
+            }
+            // The rest of its page-ins was fast: the window was kept all the same.
+            assert_eq!(of.monitor(0).map(Monitor::windows), Some((24, 1)));
+            assert_eq!(window(&mut of, 5, false), Out::Regular);
+        }
+    }
+
+    #[test]
     fn the_queue_shrinks_while_it_is_too_slow_and_then_gives_the_buffer() {
         let mut of = control(true);
         let before = of.batch();
@@ -397,12 +507,21 @@ mod tests {
         let mut sizes = vec![of.batch()];
         // The window is kept (its page-ins are fast), but the queue is ten times too slow.
         while of.out(0) == Out::Regular {
-            (0..10).for_each(|_| of.add_queued(Nanos(1_000_000)));
+            (0..10).for_each(|_| of.add_queued(0, Nanos(1_000_000)));
             window(&mut of, 5, false);
             sizes.push(of.batch());
         }
+        assert_eq!(sizes.pop(), Some(QueueLimits::MAX), "nothing bounds it now");
         assert!(sizes.is_sorted_by(|a, b| a >= b), "{sizes:?}");
-        assert_eq!((of.batch(), sizes.len() > 8), (1, true), "{sizes:?}");
+        assert_eq!((sizes.last(), sizes.len() > 8), (Some(&1), true));
+        // What is read without writes says nothing of it.
+        (0..10).for_each(|_| of.add_queued(0, Nanos(1000)));
+        assert_eq!(window(&mut of, 5, false), Out::Regular);
+        assert_eq!(
+            of.batch(),
+            1,
+            "the next try begins where the last one ended"
+        );
     }
 
     #[test]

@@ -123,6 +123,12 @@ impl Monitor {
         (self.whole.samples(), self.whole_over)
     }
 
+    /// Whether the window in progress misses the bound if it has `page_ins`, and the rest of them
+    /// are fast.
+    pub fn would_miss(&self, page_ins: u64) -> bool {
+        !self.bound.allows(self.over, page_ins.max(self.over))
+    }
+
     /// Page-ins since the last window ended: of none that was judged.
     pub fn pending(&self) -> u64 {
         self.tail.samples()

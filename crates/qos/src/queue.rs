@@ -70,6 +70,8 @@ pub struct Queue {
     /// The goal was missed at this size; it holds for this many steps, and the next one for longer.
     ceiling: Option<(f64, u32)>,
     next_hold: u32,
+    /// No client with a bound uses it, so nothing bounds it.
+    rests: bool,
 }
 
 /// Slots that writes need.
@@ -96,6 +98,7 @@ impl Queue {
             needs: None,
             ceiling: None,
             next_hold: HOLD.0,
+            rests: false,
         }
     }
 
@@ -105,6 +108,17 @@ impl Queue {
     pub fn set_needs(&mut self, least: u32, waited: bool) {
         let least = least.clamp(self.limits.min, self.limits.max);
         self.needs = Some(Needs { least, waited });
+    }
+
+    /// Whether it is said what writes need.
+    pub fn counts_writes(&self) -> bool {
+        self.needs.is_some()
+    }
+
+    /// Says whether no client with a bound uses it until the next step. S waits for one that does,
+    /// and is no bound for others meanwhile.
+    pub fn set_rests(&mut self, rests: bool) {
+        self.rests = rests;
     }
 
     /// Writes will need this many slots at most: S begins no larger.
@@ -171,7 +185,11 @@ impl Queue {
 
     /// S(t): requests of clients with a bound, and the pages of one reclaim batch.
     pub fn slots(&self) -> u32 {
-        self.size as u32
+        if self.rests {
+            self.limits.max
+        } else {
+            self.size as u32
+        }
     }
 
     /// S(t) with the reserve.

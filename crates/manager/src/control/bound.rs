@@ -138,7 +138,7 @@ impl Bound {
         );
         monitor.add_over(over);
         for (bucket, count) in queued {
-            self.control.add_queued_many(bucket, count);
+            self.control.add_queued_many(CLIENT, bucket, count);
         }
     }
 
@@ -161,8 +161,8 @@ impl Bound {
         self.turns.then_some(told)
     }
 
-    /// Ends the window if it is old enough and has enough page-ins, and turns the knobs. Says once
-    /// that the bound cannot be kept.
+    /// Ends the window if it is old enough and has enough page-ins, and turns the knobs; before,
+    /// only if the window is lost at the device. Says once that the bound cannot be kept.
     ///
     /// * `obeyed`: the daemon turns the knobs, and this is how.
     fn end_window(
@@ -171,10 +171,13 @@ impl Bound {
         (knobs, obeyed): (&Knobs, Option<Turned>),
         now: Instant,
     ) -> Option<Unkeepable> {
+        self.read(page_ins);
         if now.saturating_duration_since(self.window_since) < WINDOW {
+            if self.control.cut_short(CLIENT) && obeyed.is_none() {
+                self.turn(knobs);
+            }
             return None;
         }
-        self.read(page_ins);
         let monitor = self.monitor()?;
         let bound = monitor.bound();
         if monitor.pending() < bound.percentile.samples_min() {
@@ -433,6 +436,13 @@ mod tests {
         }
         let tried = window(&mut of, &page_ins, &knobs, 1).expect("control is on");
         assert_eq!(tried.goes, Goes::ToDevice, "the device is tried again");
+        // A tenth of a second later it has failed: three of ten are too slow.
+        (0..3).for_each(|_| page_ins.add(Nanos(5_000_000), true));
+        let soon = of.window_since + WINDOW / 10;
+        assert_eq!(of.end_window(&page_ins, (&knobs, None), soon), None);
+        assert_eq!(knobs.get().map(|it| it.goes), Some(Goes::ToBuffer));
+        let windows = of.monitor().map(Monitor::windows);
+        assert_eq!(windows, Some((9, 1)), "its window goes on");
     }
 
     #[test]

@@ -151,8 +151,8 @@ impl Bounds {
         self.control.leave(client);
     }
 
-    /// A page-in of a client ended at `now`. True if a window ended before it, so that knobs may
-    /// have changed.
+    /// A page-in of a client ended at `now`. True if knobs may have changed: a window ended before
+    /// it, or is lost by it.
     ///
     /// * `queued`: it came from the last tier.
     pub(super) fn note(&mut self, client: usize, now: Time, took: Nanos, queued: bool) -> bool {
@@ -170,9 +170,10 @@ impl Bounds {
             monitor.add(took);
         }
         if queued {
-            self.control.add_queued(took);
+            self.control.add_queued(client, took);
         }
-        ended && self.turns
+        let cut = self.control.cut_short(client);
+        (ended || cut) && self.turns
     }
 
     /// Ends the last window.

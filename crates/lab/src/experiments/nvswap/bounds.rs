@@ -114,8 +114,9 @@ fn model() -> Vec<String> {
         "The buffer is one Optane module, large enough for every page, as in the paper.".to_owned(),
         PAGING_IN_WORDS.to_owned(),
         "Without control pages leave to the SSD, 64 in a batch, with 64 writes in the queue. With \
-         control both are S(t), and a client that the SSD cannot serve leaves to the buffer. With the \
-         buffer for all, no page-out goes to the SSD."
+         control both are S(t), and a client that the SSD cannot serve leaves to the buffer. It tries the \
+         SSD again after 8 windows, then 16, and so on, until the try has failed. With the buffer for \
+         all, no page-out goes to the SSD."
             .to_owned(),
         "Not modelled: destaging from the buffer (it never fills), mapping its \
          pages in place, garbage collection of the SSD."
@@ -182,9 +183,9 @@ fn page_out_verdicts(reports: &[SimReport], found: &mut Simulated) {
         let p99 = less_percent(slow.p99_seconds, of(at).p99_seconds);
         let same =
             "a page into the buffer is a copy of 2 us; the SSD's queue of 64 writes takes 5 ms.";
-        let tried = "before control begins, and while the SSD is tried again, page-outs go there: more than \
-             1 % of them in a run of this length, and each takes 640 us at least. Each try comes later \
-             than the last.";
+        let tried = "as for p95. Before control begins, and while the SSD is tried again, page-outs go \
+             there, where each takes 640 us at least. A try ends once it has failed, so they are few, and \
+             p99.9 shows them.";
         let why = if control == Control::On { tried } else { same };
         found
             .verdicts
