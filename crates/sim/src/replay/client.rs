@@ -135,6 +135,8 @@ pub struct Client<'a> {
     pub missed: usize,
     /// References done at the last fault that the live run served by recalling a page.
     pub recalled_at: usize,
+    /// Pages leave until one and a half reserves are free.
+    pub reclaims: bool,
     /// References whose time the clock includes.
     pub timed: usize,
     /// Its own virtual time.
@@ -308,6 +310,7 @@ impl<'a> Client<'a> {
             fault: None,
             missed: 0,
             recalled_at: 0,
+            reclaims: false,
             timed: 0,
             clock: Time::default(),
             came: Time::default(),

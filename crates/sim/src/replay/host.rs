@@ -184,10 +184,14 @@ impl Host {
         self.note_page_in(client, Nanos(nanos));
     }
 
-    /// Restores the reserve, if there is one and it was used.
+    /// Restores the reserve, if there is one and it was used. A recorded program faulted while a
+    /// batch left. So once the reserve is there, its next batch comes with the next fault.
     #[inline]
     pub(super) fn reclaim(&mut self, client: &mut Client<'_>) -> Result<(), SetupError> {
-        if self.setup.room == SimRoom::Ahead && client.engine.books().reclaim_wanted() {
+        let books = client.engine.books();
+        let goes_on = client.reclaims && books.reclaim_unfinished();
+        client.reclaims = self.setup.room == SimRoom::Ahead && (goes_on || books.reclaim_wanted());
+        if client.reclaims {
             self.evict_to_reserve(client)
         } else {
             Ok(())
@@ -197,13 +201,18 @@ impl Host {
     #[inline(never)]
     fn evict_to_reserve(&mut self, client: &mut Client<'_>) -> Result<(), SetupError> {
         self.let_go(client)?;
-        while client.engine.books().reclaim_unfinished() {
+        let recorded = !client.stream.moved.is_empty();
+        client.reclaims = recorded;
+        loop {
             let batch = self.bounds.as_ref().map_or(EVICT_PAGES_MAX, Bounds::batch);
-            if self.evict(client, batch)? == 0 {
-                break; // only locked and newest pages are left: the live manager would try later
+            // If only locked and newest pages are left, the live manager would try later.
+            let left = self.evict(client, batch)?;
+            let books = client.engine.books();
+            let enough = !books.reclaim_unfinished() || recorded && !books.reclaim_wanted();
+            if left == 0 || enough {
+                return Ok(());
             }
         }
-        Ok(())
     }
 
     /// Exceeds the limit, because no page can leave. The pages that are not locked may be in a

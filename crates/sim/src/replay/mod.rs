@@ -8,7 +8,8 @@
 //!
 //! With [`SimRoom::Ahead`](crate::setup::SimRoom::Ahead) pages leave as in the live run: in
 //! batches, after a fault that used the reserve, until one and a half reserves are free. Here that
-//! takes no time; the live evictor works while the program continues.
+//! takes no time; the live evictor works while the program continues. So of a recorded run, each
+//! batch beyond the reserve comes with the next fault.
 //!
 //! A live trace also records other events. Pages that were found in memory or dropped by the
 //! program are always followed (`follow.rs`). So are forks and ends of processes (`forks.rs`): all
