@@ -109,6 +109,7 @@ const MUST_SEE: [&str; 95] = [
     "manager killed between two words",
     "manager killed",
     "misdirected read",
+    "neighbours come along",
     "not taken, shared by a fork",
     "not taken: busy",
     "not taken: cancelled",
