@@ -4,7 +4,8 @@
 //! Each window compares the part so far with the bound. Above it, the SSD segment of later
 //! sequences grows by that ratio, up to the whole sequence. Clearly below it, for some windows in a
 //! row in which the client waited little, the segment shrinks again. A program begins with
-//! everything on the SSD.
+//! everything on the SSD. From there it shrinks to a part of the whole sequence at once, and not by
+//! way of segments that are longer than any sequence.
 //!
 //! Differs: the paper also shifts sequences into memory, by not evicting them. Here the limit holds
 //! before the bound, so that is left out.
@@ -88,12 +89,15 @@ impl StallControl {
     /// * `ratio`: the part of its time that the client has waited, since it began.
     /// * `lately`: in this window alone. The part since the beginning tells late that a program has
     ///   begun to wait.
-    pub fn end_window(&mut self, ratio: f64, lately: f64) -> f64 {
+    /// * `all`: the least shift at which nothing goes to the disk, if that is known.
+    pub fn end_window(&mut self, ratio: f64, lately: f64, all: Option<f64>) -> f64 {
+        let all = all.unwrap_or(SHIFT_MAX).clamp(1.0, SHIFT_MAX);
         let relation = ratio / self.bound.0;
         if relation > 1.0 {
             self.windows.1 += 1;
             self.below = 0;
-            self.shift = (self.shift * relation).min(SHIFT_MAX);
+            let grown = self.shift * relation;
+            self.shift = if grown < all { grown } else { SHIFT_MAX };
             return self.asked();
         }
         self.windows.0 += 1;
@@ -101,7 +105,7 @@ impl StallControl {
         self.below = if worse < CLEARLY { self.below + 1 } else { 0 };
         if self.below >= PATIENCE {
             self.below = 0;
-            self.shift = (self.shift * worse.max(SHRINK)).max(1.0);
+            self.shift = (self.shift.min(all) * worse.max(SHRINK)).max(1.0);
         }
         self.asked()
     }
@@ -165,7 +169,7 @@ mod tests {
             waited += lately;
             let ratio = waited / (window + 1) as f64;
             so_far.push(ratio);
-            control.end_window(ratio, lately);
+            control.end_window(ratio, lately, None);
         }
         (control, so_far)
     }
@@ -188,6 +192,17 @@ mod tests {
         assert!(control.is_exhausted());
         assert_eq!(control.asked(), f64::INFINITY);
         assert_eq!(control.windows(), (0, 50));
+    }
+
+    /// A disk that 16 pages of 64 hide: from 4 on nothing goes there.
+    #[test]
+    fn shifts_that_leave_nothing_for_the_disk_are_skipped() {
+        let mut control = StallControl::new(StallMax(0.5));
+        let mut window = |ratio: f64| control.end_window(ratio, ratio, Some(4.0));
+        let all = f64::INFINITY;
+        assert_eq!([0.375; 3].map(&mut window), [all, all, 3.0]);
+        assert_eq!([0.625; 2].map(&mut window), [3.75, all]);
+        assert_eq!([0.125; 3].map(window), [all, all, 2.0]);
     }
 
     #[test]

@@ -2,11 +2,12 @@
 // the options say.
 //
 //   touch MIB [--rounds N] [--pace US] [--random-data] [--exit N] [--signal N] [--hold SECONDS]
-//         [--fork N] [--read-only MIB] [--back MIB]
+//         [--fork N] [--read-only MIB] [--back MIB] [--shuffle]
 //
 // Every page has known bytes, checked in each round (status 86 if wrong), with a pause before each
 // page. Prints "ready" after the first fill. The first MIB of --read-only are only read after it. Each
-// page of a round is followed by the one --back before it, which left not long ago.
+// page of a round is followed by the one --back before it, which left not long ago. With --shuffle a
+// round goes through the pages in a random order, which is the same in all rounds.
 #define _GNU_SOURCE
 #include "pages.h"
 #include <signal.h>
@@ -14,8 +15,21 @@
 #include <string.h>
 #include <sys/wait.h>
 
+// The pages in a random order. NULL: there is no room.
+static uint32_t *shuffled_pages(void)
+{
+	uint32_t *order = calloc(pages, 4);
+	for (uint64_t at = 0; order && at < pages; at++) {
+		uint64_t other = mix64(at) % (at + 1);
+		order[at] = order[other];
+		order[other] = at;
+	}
+	return order;
+}
+
 int main(int argc, char **argv)
 {
+	int shuffle = 0;
 	uint64_t rounds = 0, pace = 0, status = 0, number = 0, hold = 0, forks = 0, fixed = 0, back = 0;
 	if (argc < 2)
 		return 2;
@@ -23,6 +37,9 @@ int main(int argc, char **argv)
 		uint64_t value = i + 1 < argc ? strtoull(argv[i + 1], NULL, 10) : 0;
 		if (!strcmp(argv[i], "--random-data")) {
 			random_data = 1;
+			continue;
+		} else if (!strcmp(argv[i], "--shuffle")) {
+			shuffle = 1;
 			continue;
 		} else if (!strcmp(argv[i], "--rounds"))
 			rounds = value;
@@ -46,6 +63,9 @@ int main(int argc, char **argv)
 	}
 	if (!map_pages(strtoull(argv[1], NULL, 10)))
 		return 2;
+	uint32_t *order = shuffle ? shuffled_pages() : NULL;
+	if (shuffle && !order)
+		return 2;
 	for (uint64_t page = 0; page < pages; page++)
 		fill(page, 0);
 	if (fixed && mprotect((void *)memory, fixed * PAGE, PROT_READ))
@@ -53,7 +73,8 @@ int main(int argc, char **argv)
 	puts("ready");
 	fflush(stdout);
 	for (uint64_t round = 0; round < rounds; round++)
-		for (uint64_t page = 0; page < pages; page++) {
+		for (uint64_t at = 0; at < pages; at++) {
+			uint64_t page = order ? order[at] : at;
 			if (pace)
 				usleep(pace);
 			check(page, page < fixed ? 0 : round);
