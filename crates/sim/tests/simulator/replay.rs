@@ -354,6 +354,22 @@ fn pages(count: u64) -> impl FnOnce(&mut Setup) {
     }
 }
 
+/// The reserve of 65,536 pages is 1,024, and pages leave until 1,536 are free.
+#[test]
+fn batches_of_a_recorded_run_leave_with_one_fault_each_and_others_at_once() {
+    let uses: Vec<u64> = (0..65_536 - 1_024 + 3).collect();
+    let evictions = |moved: &[(usize, u64, Becomes)]| {
+        let outcome = run(&live(&uses, moved), |setup| {
+            pages(65_536)(setup);
+            setup.room = SimRoom::Ahead;
+        });
+        outcome.evictions
+    };
+    let recorded = evictions(&[(1, 0, Written)]);
+    assert!((64..=4 * 64).contains(&recorded), "{recorded}");
+    assert!(evictions(&[]) >= 512);
+}
+
 #[test]
 fn pages_that_are_found_are_in_memory_until_others_push_them_out() {
     let found: Vec<_> = (0..4).map(|page| (0, page, Found)).collect();
