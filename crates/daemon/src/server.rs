@@ -14,7 +14,7 @@ use rustix::fs::{FlockOperation, Mode, OFlags, Timespec, flock, openat};
 use sd_notify::NotifyState;
 use undercroft_base::Bytes;
 use undercroft_manager::grant::{Lines, SOCKET, ToDaemon, ToKeeper, line};
-use undercroft_manager::keeper::place::{PlaceError, directory};
+use undercroft_manager::keeper::place::{PlaceError, directory, remove_leftovers};
 use undercroft_manager::keeper::status;
 use undercroft_sys::fdpass::{self, FDS_MAX};
 use undercroft_sys::inherit;
@@ -34,6 +34,10 @@ const SILENCE: Duration = Duration::from_secs(5);
 
 /// Bytes that wait to be sent to one peer. A peer that reads nothing is ended.
 const OUT_BYTES_MAX: usize = 1 << 20;
+
+/// After a client has gone, what its keeper left is looked for at every tick for this long: until
+/// its last process has ended, its directory is not given up.
+const LEAVING: Duration = Duration::from_secs(5);
 
 /// Time between two ticks: while memory moves, while bounds are kept, and while neither is.
 const TICKS: [Duration; 3] = [
@@ -116,7 +120,7 @@ pub fn serve(
         devices.keep_only(&now.tiers);
         let mut server = Server::new(now, expected, devices);
         let _ = sd_notify::notify(&[NotifyState::Ready]);
-        outcome = server.run(&listener, ended);
+        outcome = server.run(&listener, ended, || remove_leftovers(&place, &base));
         expected = server.members.pids();
         devices = server.devices;
         config = next();
@@ -217,6 +221,8 @@ struct Server {
     next: u64,
     begun: Instant,
     user: u32,
+    /// A client has gone at this time.
+    gone: Option<Instant>,
 }
 
 impl Server {
@@ -229,13 +235,22 @@ impl Server {
             next: 0,
             begun: Instant::now(),
             user: rustix::process::geteuid().as_raw(),
+            // Clients may have gone while there was no daemon.
+            gone: Some(Instant::now()),
         }
     }
 
-    fn run(&mut self, listener: &UnixListener, ended: &impl AsFd) -> io::Result<()> {
+    /// * `tidy`: removes what dead keepers left.
+    fn run(
+        &mut self,
+        listener: &UnixListener,
+        ended: &impl AsFd,
+        tidy: impl Fn(),
+    ) -> io::Result<()> {
         let watchdog = sd_notify::watchdog_enabled().map(|time| time / 3);
         loop {
-            let tick = match (self.members.is_busy(), self.members.keeps_bounds()) {
+            let is_awake = self.members.keeps_bounds() || self.gone.is_some();
+            let tick = match (self.members.is_busy(), is_awake) {
                 (true, _) => TICKS[0],
                 (false, true) => TICKS[1],
                 (false, false) => TICKS[2],
@@ -254,6 +269,10 @@ impl Server {
             self.members.tick(self.begun.elapsed());
             self.speak();
             self.end_silent();
+            if let Some(gone) = self.gone {
+                tidy();
+                self.gone = Some(gone).filter(|gone| gone.elapsed() < LEAVING);
+            }
             if watchdog.is_some() {
                 let _ = sd_notify::notify(&[NotifyState::Watchdog]);
             }
@@ -429,7 +448,11 @@ impl Server {
     ///
     /// * `why`: what the peer did wrong; empty = nothing.
     fn drop_peer(&mut self, id: u64, why: &str) {
-        if let Some(peer) = self.peers.remove(&id)
+        let peer = self.peers.remove(&id);
+        if peer.as_ref().is_some_and(|peer| peer.is_client) {
+            self.gone = Some(Instant::now());
+        }
+        if let Some(peer) = peer
             && !why.is_empty()
         {
             // A closed standard error is no reason to fail.

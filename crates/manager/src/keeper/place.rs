@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{
     AtFlags, FlockOperation, Mode, OFlags, StatVfsMountFlags, fchmod, flock, fstat, fstatvfs,
-    mkdirat, open, openat, symlinkat, unlinkat,
+    mkdirat, open, openat, statat, symlinkat, unlinkat,
 };
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -372,8 +372,10 @@ impl RunDir {
                 Err(Errno::EXIST) => continue,
                 made => made?,
             }
-            let own = open_dir(&base, &name)?;
-            flock(&own, FlockOperation::LockExclusive)?;
+            // Without a lock it looks left behind, and may be removed.
+            let Some(own) = locked(&base, &name)? else {
+                continue;
+            };
             let dir = RunDir {
                 path: path.join(&name),
                 name,
@@ -427,10 +429,27 @@ fn open_dir(base: &OwnedFd, name: &str) -> io::Result<OwnedFd> {
     Ok(openat(base, name, flags, Mode::empty())?)
 }
 
+/// Opens and locks a directory that was just made. `None`: it has been removed meanwhile.
+fn locked(base: &OwnedFd, name: &str) -> io::Result<Option<OwnedFd>> {
+    let is_gone = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
+    let own = match open_dir(base, name) {
+        Err(error) if is_gone(&error) => return Ok(None),
+        own => own?,
+    };
+    flock(&own, FlockOperation::LockExclusive)?;
+    let number = fstat(&own)?.st_ino;
+    let named = statat(base, name, AtFlags::SYMLINK_NOFOLLOW);
+    Ok(named
+        .is_ok_and(|named| named.st_ino == number)
+        .then_some(own))
+}
+
 /// Removes directories of runs whose keepers are dead: no process holds their lock. The process
 /// number in the name proves nothing: it may belong to another process by now, or to another pid
 /// namespace.
-fn remove_leftovers(path: &Path, base: &OwnedFd) {
+///
+/// * `path`, `base`: from [`directory`].
+pub fn remove_leftovers(path: &Path, base: &OwnedFd) {
     for entry in std::fs::read_dir(path).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let Some(name) = name.to_str().filter(|name| is_run(OsStr::new(name))) else {
@@ -439,9 +458,7 @@ fn remove_leftovers(path: &Path, base: &OwnedFd) {
         let Ok(own) = open_dir(base, name) else {
             continue;
         };
-        // A run that is starting has no shim yet, and may not hold its lock yet.
-        let begun = rustix::fs::statat(&own, SHIM_LINK, AtFlags::SYMLINK_NOFOLLOW).is_ok();
-        if begun && flock(&own, FlockOperation::NonBlockingLockExclusive).is_ok() {
+        if flock(&own, FlockOperation::NonBlockingLockExclusive).is_ok() {
             remove_run(base, &own, name);
         }
     }

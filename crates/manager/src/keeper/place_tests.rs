@@ -153,18 +153,21 @@ fn what_a_dead_keeper_left_is_removed_and_what_lives_is_not() {
     let open = || check(here.path(), user()).expect("a directory of our own");
     let living = RunDir::create_in(here.path(), open()).expect("a run");
     assert!(living.path(SHIM_LINK).exists());
-    // A killed keeper leaves everything but the lock. Two more directories are not ours.
+    // A killed keeper leaves everything but the lock, or had nothing yet. Two more directories are
+    // not ours.
     let dead = here.path().join("run-1");
     std::fs::create_dir(&dead).expect("mkdir");
     for file in FILES {
         std::fs::write(dead.join(file), "x").expect("a file");
     }
     let (foreign, empty) = (here.path().join("2024"), here.path().join("run-2"));
-    std::fs::create_dir(&foreign).expect("mkdir");
-    std::fs::create_dir(&empty).expect("mkdir");
+    let full = here.path().join("run-3");
+    for path in [&foreign, &empty, &full, &full.join("more")] {
+        std::fs::create_dir(path).expect("mkdir");
+    }
     let next = RunDir::create_in(here.path(), open()).expect("another run");
-    assert!(!dead.exists());
-    assert!(foreign.exists() && empty.exists());
+    assert!(!dead.exists() && !empty.exists());
+    assert!(foreign.exists() && full.exists());
     assert!(
         living.path(SHIM_NAME).exists(),
         "a living run is left alone"
@@ -173,4 +176,28 @@ fn what_a_dead_keeper_left_is_removed_and_what_lives_is_not() {
     let path = living.path.clone();
     drop(living);
     assert!(!path.exists());
+}
+
+#[test]
+fn a_run_that_starts_while_leftovers_are_removed_has_its_directory() {
+    let here = tempfile::tempdir().expect("a temporary directory");
+    let open = || check(here.path(), user()).expect("a directory of our own");
+    let ended = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let base = open();
+            while !ended.load(std::sync::atomic::Ordering::Relaxed) {
+                remove_leftovers(here.path(), &base);
+            }
+        });
+        for _ in 0..500 {
+            // Every name may be taken from it; then it is refused, and has nothing.
+            if let Ok(Some(run)) = RunDir::take_name(here.path(), open()) {
+                assert!(run.path(SHIM_LINK).exists());
+            }
+        }
+        ended.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+    let left = std::fs::read_dir(here.path()).expect("the directory");
+    assert_eq!(left.count(), 0);
 }

@@ -252,6 +252,16 @@ impl Soak {
             assert!(began.elapsed() < GONE, "the daemon still has clients");
             std::thread::sleep(Duration::from_millis(20));
         }
+        // What a killed keeper left is removed by the next run, or by the daemon.
+        let is_run = |name: &String| name.contains("/run-");
+        while names(self.daemon.folder.path()).iter().any(is_run) {
+            assert!(
+                began.elapsed() < GONE,
+                "left over: {:?}",
+                held(&self.daemon)
+            );
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 }
 
