@@ -303,7 +303,8 @@ impl<L: Ledger> Engine<L> {
     }
 
     /// Adds the pages that the placement policy has linked with page `no`, in its region, as many
-    /// as leave half the room free. False if there is none: then the prefetch policy is asked.
+    /// as leave a quarter of the room free. False if there is none: then the prefetch policy is
+    /// asked.
     #[inline]
     fn plan_linked(&mut self, plan: &mut LoadPlan, fault: Fault, no: PageNo) -> bool {
         self.linked.is_some() && self.plan_together(plan, fault, no)
@@ -339,13 +340,13 @@ impl<L: Ledger> Engine<L> {
         found
     }
 
-    /// Most pages that may come along with a fault: half of the room stays free.
+    /// Most pages that may come along with a fault.
     fn along_max(&self) -> i64 {
-        let spare = match self.config.room {
-            Room::Ahead => self.room_to_come() + 1, // and the faulting page's own
-            Room::AfterPlan => self.config.limit.pages_floor().0 as i64,
+        let most = match self.config.room {
+            Room::Ahead => (self.room_to_come() + 1) * 3 / 4, // and the faulting page's own
+            Room::AfterPlan => self.config.limit.pages_floor().0 as i64 / 2,
         };
-        (spare / 2).clamp(0, LOAD_PAGES_MAX as i64 - 1)
+        most.clamp(0, LOAD_PAGES_MAX as i64 - 1)
     }
 
     /// Asks the prefetch policy for a window, and adds it to the plan.
@@ -370,7 +371,7 @@ impl<L: Ledger> Engine<L> {
     }
 
     /// Adds pages of the window to the plan: those of the faulting page's region and state, while
-    /// at least half the room stays free.
+    /// at least a quarter of the room stays free.
     #[inline(never)]
     fn plan_along(
         &mut self,

@@ -104,9 +104,9 @@ const APPROACH_STEPS: usize = 4;
 /// When room for a fault is made, and by whom.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Room {
-    /// Before the fault. Reclaim keeps a reserve free below the limit. A window takes at most half
-    /// of the free room. The newest pages may not leave yet. So no fault waits for eviction, and
-    /// many threads may fault at once.
+    /// Before the fault. Reclaim keeps a reserve free below the limit. A window takes at most
+    /// three quarters of the free room. The newest pages may not leave yet. So no fault waits for
+    /// eviction, and many threads may fault at once.
     #[default]
     Ahead,
     /// After the fault is planned: the caller evicts until [`BooksView::room`] is not negative,

@@ -38,9 +38,9 @@ pub const SEEN_MAX: usize = 1 << 16;
 pub const RETAIN_AHEAD_PERCENT: u128 = 65;
 
 /// Pages of room kept below the limit, so that the fault path finds room without waiting for
-/// reclaim.
+/// reclaim. docs/design/0040 has what it costs a program that just fits.
 pub fn reserve(limit: PageCount) -> PageCount {
-    PageCount((limit.0 / 64).clamp(32, 2048).min(limit.0 / 4))
+    PageCount((limit.0 / 256).clamp(32, 2048).min(limit.0 / 4))
 }
 
 /// Most pages that lose their write protection at once.

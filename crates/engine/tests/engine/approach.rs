@@ -18,7 +18,7 @@ fn a_lower_limit_is_approached_as_pages_leave_and_faults_keep_room() {
     for page in range(0, 900).pages() {
         common::touch(&mut engine, space, page);
     }
-    let half_reserve = 16; // a 64th of 1000 pages is less than the least reserve, 32
+    let half_reserve = 16; // a 256th of 1000 pages is less than the least reserve, 32
     for _ in 0..2 {
         engine.approach_limit(pages(400));
         assert_eq!(engine.books().limit(), pages(900 + half_reserve));

@@ -15,7 +15,7 @@ use undercroft_tier::open::OpenTier;
 
 use super::place::{RunDir, SHIM_LINK, SHIM_SOCKET, STATUS_SOCKET, UPGRADE_SOCKET};
 use super::said::{Log, notice_by};
-use super::{Killed, LEDGER_CHUNKS, Manager, READY, RunError, end_child, stays, upgrade};
+use super::{Killed, LEDGER_CHUNKS, Manager, READY, RunError, STARTING, end_child, stays, upgrade};
 use crate::books::{ledger, tiers};
 use crate::control::{Launch, Notice};
 use crate::legacy;
@@ -84,12 +84,15 @@ impl Estate {
 
     /// Starts the first manager and waits until it is ready.
     pub(super) fn start_manager(&self) -> Result<Manager, RunError> {
-        match self.spawn(None, 0)?.until_ready(Instant::now() + READY) {
+        let begun = Instant::now();
+        match self.spawn(None, 0)?.until_ready(begun + STARTING) {
             Ok(manager) => Ok(manager),
             Err(mut failed) => {
+                let was_late = begun.elapsed() >= STARTING;
                 let killed = failed.starting.end();
                 let mut said = failed.starting.log.lines();
                 let pid = failed.starting.child.id();
+                said.extend(was_late.then(|| format!("it was not ready within {STARTING:?}")));
                 said.extend((killed == Killed::Stays).then(|| stays(pid)));
                 Err(match failed.why {
                     Some(why) => RunError::CannotServe(why),

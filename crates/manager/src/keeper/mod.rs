@@ -52,7 +52,11 @@ pub const OUR_FAILURE: i32 = 125;
 /// take memory.
 const LEDGER_CHUNKS: usize = 1 << 19;
 
-/// How long the manager may take to be ready; to send its report; and to end after that.
+/// How long the first manager may take to be ready. The program has not begun, so nothing waits for
+/// memory; on a machine that is overloaded it takes more than ten seconds.
+const STARTING: Duration = Duration::from_secs(60);
+
+/// How long a manager may take to be a successor; to send its report; and to end after that.
 const READY: Duration = Duration::from_secs(10);
 
 /// How long the program's processes may take to end once they are killed.

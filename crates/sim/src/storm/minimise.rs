@@ -26,9 +26,9 @@ pub struct Minimised {
 /// Most other seeds that are tried.
 const SEEDS: u64 = 200;
 /// Most storms of other seeds that are shrunk.
-const STORMS: u32 = 6;
+const STORMS: u32 = 12;
 /// The steps of each, in those that are left of the first.
-const MORE: u64 = 3;
+const MORE: u64 = 8;
 /// The smallest piece that is left out of a storm before others are tried.
 const SMALL: usize = 8;
 /// A storm of so few steps is short enough: no others are tried.

@@ -354,13 +354,13 @@ fn pages(count: u64) -> impl FnOnce(&mut Setup) {
     }
 }
 
-/// The reserve of 65,536 pages is 1,024, and pages leave until 1,536 are free.
+/// The reserve of 262,144 pages is 1,024, and pages leave until 1,536 are free.
 #[test]
 fn batches_of_a_recorded_run_leave_with_one_fault_each_and_others_at_once() {
-    let uses: Vec<u64> = (0..65_536 - 1_024 + 3).collect();
+    let uses: Vec<u64> = (0..262_144 - 1_024 + 3).collect();
     let evictions = |moved: &[(usize, u64, Becomes)]| {
         let outcome = run(&live(&uses, moved), |setup| {
-            pages(65_536)(setup);
+            pages(262_144)(setup);
             setup.room = SimRoom::Ahead;
         });
         outcome.evictions
