@@ -125,11 +125,16 @@ impl Member {
         self.asked.is_none() && self.held() == self.limit.0
     }
 
+    /// What its class keeps for it, whatever others want.
+    pub(crate) fn protection(&self) -> Bytes {
+        self.class.memory_min.min(self.most)
+    }
+
     pub(crate) fn want(&self, divide: Divide, now: Duration) -> Want {
         let least = if now < self.refused_until {
             self.limit
         } else {
-            self.class.memory_min.min(self.most)
+            self.protection()
         };
         // A client that has not swapped uses what it uses, and some more.
         let uses = shares::enough(Bytes(self.figures.dram.min(BYTES_MAX)));

@@ -33,13 +33,16 @@ const BALANCE: Duration = Duration::from_secs(6);
 /// A client that has waited this long is given what there is, if it is enough.
 const PATIENCE: Duration = Duration::from_millis(700);
 /// And is refused after this.
-const PATIENCE_MAX: Duration = Duration::from_secs(8);
+const PATIENCE_MAX: Duration = Duration::from_secs(15);
 
 /// How long the clients of an earlier daemon have to come back before new ones are admitted.
 const CLAIMS: Duration = Duration::from_secs(4);
 
 /// A client that has refused a limit is asked again after this.
 const REFUSED: Duration = Duration::from_secs(10);
+
+// A run that waits for it sees the next answer.
+const _: () = assert!(REFUSED.as_secs() < PATIENCE_MAX.as_secs());
 
 /// Clients that wait at once, and most points of a curve.
 const WAITING_MAX: usize = 256;
@@ -487,8 +490,13 @@ impl Members {
         let limits: Vec<Bytes> = self.members.values().map(|it| it.limit).collect();
         let mut targets = shares::targets(memory, &wants, &limits, stirred);
         if targets.is_err() && wants.len() > count {
-            self.refuse_first(&wants[..count]);
-            wants.truncate(count);
+            let newcomer = wants.pop().map_or(Bytes(0), |want| want.least);
+            if self.unprotected() < newcomer {
+                self.refuse_first();
+            } else {
+                // Clients that have refused to have less may do so soon.
+                self.stirred = true;
+            }
             targets = shares::targets(memory, &wants, &limits, stirred);
         }
         // Clients of an earlier daemon may have been promised more than there is.
@@ -507,13 +515,18 @@ impl Members {
         }
     }
 
+    /// What is left for the protection of one more client.
+    fn unprotected(&self) -> Bytes {
+        let protected = self.members.values().map(Member::protection);
+        shares::unprotected(self.config.memory, protected)
+    }
+
     /// The protection of the first that waits does not fit.
-    fn refuse_first(&mut self, others: &[Want]) {
+    fn refuse_first(&mut self) {
         let Some(first) = self.waiting.pop_front() else {
             return;
         };
-        let memory = self.config.memory;
-        let could = shares::unprotected(memory, others);
+        let (memory, could) = (self.config.memory, self.unprotected());
         let why = format!(
             "class {} protects {} for each client, and other clients have {} of {memory} protected",
             first.hello.class,

@@ -115,8 +115,8 @@ pub fn targets(
 }
 
 /// What is left for the protection of one more client.
-pub fn unprotected(memory: Bytes, wants: &[Want]) -> Bytes {
-    let protected: u64 = wants.iter().map(|want| want.least.0).sum();
+pub fn unprotected(memory: Bytes, protected: impl Iterator<Item = Bytes>) -> Bytes {
+    let protected = protected.fold(0, |sum: u64, of| sum.saturating_add(of.0));
     Bytes(memory.0.saturating_sub(protected))
 }
 

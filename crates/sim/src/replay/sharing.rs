@@ -179,7 +179,7 @@ impl Division {
             Err(refusal) => return Some(refusal),
         };
         let here = self.wants(None);
-        let could = shares::unprotected(self.memory, &here);
+        let could = shares::unprotected(self.memory, here.iter().map(|want| want.least));
         if could < self.members[at].terms.least {
             return Some(Refusal::Protection { could });
         }
