@@ -562,3 +562,28 @@ fn a_program_of_the_daemon_outlives_its_managers() {
     assert!(!evidence.exists(), "a wrong byte");
     assert_eq!(outcome.number("takeovers.count"), Some(2.0), "{outcome}");
 }
+
+/// A killed keeper leaves its directory. The daemon removes it, also if no run comes after.
+#[test]
+fn the_directory_of_a_killed_keeper_is_removed_by_the_daemon() {
+    let name = "the_directory_of_a_killed_keeper_is_removed_by_the_daemon";
+    let _turn = one_at_a_time();
+    if plain_only() {
+        return skip(name, "a plain run has no daemon");
+    }
+    let daemon = Daemon::start();
+    let mut run = Job::new("sleep")
+        .args(["60"])
+        .options(["--daemon"])
+        .env("UNDERCROFT_DIR", daemon.folder.path())
+        .start();
+    run.until("a grant", 20, |run| daemon.limit_of(run));
+    let own = daemon.folder.path().join(format!("run-{}", run.pid()));
+    assert!(own.is_dir());
+    run.signal(rustix::process::Signal::KILL);
+    let began = Instant::now();
+    while own.exists() {
+        assert!(began.elapsed() < Duration::from_secs(20), "it stays");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
