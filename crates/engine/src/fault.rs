@@ -7,12 +7,14 @@
 use undercroft_base::{
     Entry, Flags, PageCount, PageNo, PageState, Slot, SpaceId, Stamp, ThreadId, TierId, VirtPage,
 };
+use undercroft_policy::prefetch::neighbours::{Around, Now, REACH};
 use undercroft_policy::prefetch::{FaultSeen, Window};
 use undercroft_policy::reclaim::Arrival;
 
 use crate::ledger::Ledger;
 use crate::limits::{LOAD_PAGES_MAX, RETAIN_AHEAD_PERCENT, STAMP_EVICTIONS, WAITERS_MAX};
-use crate::{BookEvent, Engine, Fault, Faults, PageEvent, Room};
+use crate::page_table::PageTable;
+use crate::{BookEvent, Config, Engine, Fault, Faults, PageEvent, Room};
 
 /// What to do about a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,6 +126,33 @@ impl Expected {
         self.pages[self.next] = pages;
         self.next = (self.next + 1) % EXPECTED;
     }
+}
+
+/// The pages of the faulting page's region around it that a device has; `found` gets where they
+/// are.
+fn stored_around<L: Ledger>(
+    table: &PageTable<L>,
+    config: &Config,
+    seen: FaultSeen,
+    found: &mut [(PageNo, VirtPage)],
+) -> Around {
+    let region = table.region_around(seen.space, seen.page);
+    let mut stored = 0;
+    for (bit, found) in found.iter_mut().enumerate() {
+        let at = (seen.page.0 + bit as u64).checked_sub(u64::from(REACH));
+        let Some(page) = at.map(VirtPage).filter(|page| region.contains(*page)) else {
+            continue;
+        };
+        let Some(no) = table.find(seen.space, page) else {
+            continue;
+        };
+        let entry = table.entry(no);
+        if entry.state == PageState::Stored && config.is_device(entry.tier) {
+            *found = (no, page);
+            stored |= 1 << bit;
+        }
+    }
+    stored
 }
 
 impl<L: Ledger> Faults<'_, L> {
@@ -367,7 +396,43 @@ impl<L: Ledger> Engine<L> {
         }
         if count > 0 && stride != 0 {
             self.plan_along(plan, fault, fresh, stride, count);
+        } else if self.config.is_device(plan.items[0].tier) {
+            self.plan_beside(plan, seen);
         }
+    }
+
+    /// Adds the neighbours that the prefetch policy names where it sees no trend, as many as leave
+    /// a quarter of the room free.
+    #[inline(never)]
+    fn plan_beside(&mut self, plan: &mut LoadPlan, seen: FaultSeen) {
+        let most = self.along_max() as usize;
+        let now = Now {
+            arrivals: self.stats.arrivals(),
+            resident_max: self.config.limit.pages_floor(),
+            stored: PageCount(self.table.stored()),
+        };
+        let Some(prefetch) = self.prefetch.as_mut().filter(|_| most > 0) else {
+            return;
+        };
+        let (table, config) = (&self.table, &self.config);
+        let mut found = [(PageNo(0), VirtPage(0)); 2 * REACH as usize + 1];
+        let mut stored = 0;
+        let along = prefetch.off_trend(seen, now, &mut || {
+            stored = stored_around(table, config, seen, &mut found);
+            stored
+        });
+        let bring = along.pages & stored;
+        if bring == 0 {
+            return;
+        }
+        self.stats.prefetch_hits += u64::from(along.used);
+        // The nearest first, if there is no room for all.
+        let by_distance = (1..=REACH).flat_map(|steps| [REACH + steps, REACH - steps]);
+        for bit in by_distance.filter(|bit| bring >> bit & 1 == 1).take(most) {
+            let (no, page) = found[bit as usize];
+            self.plan_page(plan, no, page, self.table.entry(no), false);
+        }
+        plan.items.sort_unstable_by_key(|item| item.page);
     }
 
     /// Adds pages of the window to the plan: those of the faulting page's region and state, while

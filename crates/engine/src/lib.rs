@@ -95,6 +95,11 @@ impl Config {
             room,
         }
     }
+
+    /// Whether a tier's copies are read from a device: it keeps them while their pages are loaded.
+    fn is_device(&self, tier: TierId) -> bool {
+        self.retain.get(usize::from(tier.0)) == Some(&true)
+    }
 }
 
 /// Steps of one approach to a lower limit. The reserve follows the limit, so from far away a single

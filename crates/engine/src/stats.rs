@@ -59,6 +59,11 @@ pub struct Stats {
 }
 
 impl Stats {
+    /// Pages that came into memory at a fault.
+    pub fn arrivals(&self) -> u64 {
+        self.first_touch + self.zero_ahead + self.pages_swapped_in
+    }
+
     /// The part of all evictions that wrote nothing, because a copy was still right: 0 to 1.
     pub fn clean_part(&self) -> f64 {
         self.clean_dropped as f64 / self.pages_swapped_out.max(1) as f64

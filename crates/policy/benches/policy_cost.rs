@@ -9,6 +9,7 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use undercroft_base::{PageCount, PageNo, SpaceId, ThreadId, VirtPage};
+use undercroft_policy::prefetch::neighbours::{Around, Now, REACH};
 use undercroft_policy::prefetch::{self, FaultSeen};
 use undercroft_policy::reclaim::{self, Arrival, Reclaim, Verdict};
 use undercroft_seeded::Random;
@@ -107,13 +108,24 @@ fn scan_cost(name: &str, streams: u64, threads: u32) -> f64 {
 }
 
 /// ns per fault on random pages.
-fn random_cost(name: &str, random: &mut Random) -> f64 {
+/// * `stored`: the pages around are stored, so the policy is also asked which of them come along.
+fn random_cost(name: &str, stored: bool, random: &mut Random) -> f64 {
     fastest(|| {
         let Ok(mut prefetch) = prefetch::by_name(name) else {
             return 1;
         };
-        for _ in 0..FAULTS {
-            black_box(prefetch.on_fault(fault(random.bits() >> 40, 1)));
+        for arrivals in 0..u64::from(FAULTS) {
+            let fault = fault(random.bits() >> 40, 1);
+            let window = black_box(prefetch.on_fault(fault));
+            if stored && window.count == 0 {
+                let now = Now {
+                    arrivals,
+                    resident_max: PageCount(1 << 16),
+                    stored: PageCount(1 << 24),
+                };
+                let around: Around = !(1 << REACH) & ((1 << (2 * REACH + 1)) - 1);
+                black_box(prefetch.off_trend(fault, now, &mut || around));
+            }
         }
         FAULTS as usize
     })
@@ -146,12 +158,13 @@ fn main() {
         println!("{name:<16} {insert:>7.1} {touch:>7.1} {select:>7.1} {remove:>7.1}");
     }
     println!(
-        "\n{:<16} {:>7} {:>7} {:>7} {:>7}",
-        "on_fault", "scan", "4 scans", "random", "8 thr."
+        "\n{:<16} {:>7} {:>7} {:>7} {:>7} {:>7}",
+        "on_fault", "scan", "4 scans", "8 thr.", "random", "stored"
     );
     for name in prefetch::NAMES {
         let (one, four) = (scan_cost(name, 1, 1), scan_cost(name, 4, 1));
-        let (at_random, threads) = (random_cost(name, &mut random), scan_cost(name, 8, 8));
-        println!("{name:<16} {one:>7.1} {four:>7.1} {at_random:>7.1} {threads:>7.1}");
+        let threads = scan_cost(name, 8, 8);
+        let [alone, stored] = [false, true].map(|stored| random_cost(name, stored, &mut random));
+        println!("{name:<16} {one:>7.1} {four:>7.1} {threads:>7.1} {alone:>7.1} {stored:>7.1}");
     }
 }

@@ -3,6 +3,7 @@
 
 mod after_plan;
 mod approach;
+mod beside;
 mod bury;
 mod changed;
 mod common;

@@ -1,8 +1,9 @@
 //! The contract of [`Prefetch`]: every implementation passes it.
 
 use proptest::prelude::*;
-use undercroft_base::{SpaceId, ThreadId, VirtPage};
+use undercroft_base::{PageCount, SpaceId, ThreadId, VirtPage};
 
+use super::neighbours::{Now, REACH};
 use super::{FaultSeen, NAMES, WINDOW_MAX, by_name};
 use undercroft_seeded::Random;
 
@@ -24,7 +25,7 @@ proptest! {
         for name in NAMES {
             let mut prefetch = by_name(name).expect("a known policy");
             let mut random = Random::new(seed);
-            let mut last = 0;
+            let (mut last, mut arrivals) = (0, 0);
             for _ in 0..faults {
                 last = page(&mut random, last);
                 let fault = FaultSeen {
@@ -37,6 +38,25 @@ proptest! {
                 prop_assert!(window.count <= WINDOW_MAX);
                 prop_assert!(window.count == 0 || window.stride != 0);
                 prop_assert!(window.count == 0 || !prefetch.is_none());
+                arrivals += 1 + u64::from(window.count);
+                if fault.first_touch || window.count > 0 {
+                    continue;
+                }
+                let around = random.bits() as u32 & !(1 << REACH) & ((1 << (2 * REACH + 1)) - 1);
+                let now = Now {
+                    arrivals,
+                    resident_max: PageCount(random.below(4096)),
+                    stored: PageCount(random.below(4096)),
+                };
+                let mut looks = 0;
+                let along = prefetch.off_trend(fault, now, &mut || {
+                    looks += 1;
+                    around
+                });
+                prop_assert!(looks <= 1 && along.pages & !around == 0);
+                prop_assert!(along.used <= along.pages.count_ones() + 1);
+                prop_assert!(along.pages == 0 || looks == 1 && !prefetch.is_none());
+                arrivals += u64::from(along.pages.count_ones());
             }
         }
     }

@@ -5,6 +5,7 @@
 //! (docs/design/0007).
 
 use super::majority::Majority;
+use super::neighbours::{Along, Around, Now};
 use super::{FaultSeen, Prefetch, Window};
 
 /// A policy for loads, and the trend for first touches.
@@ -20,7 +21,7 @@ impl FirstTouches {
         if loads.is_none() || loads.name() == Majority::NAME {
             return loads;
         }
-        let trend = Majority::new();
+        let trend = Majority::trend_alone();
         Box::new(FirstTouches { loads, trend })
     }
 }
@@ -32,6 +33,10 @@ impl Prefetch for FirstTouches {
         } else {
             self.loads.on_fault(fault)
         }
+    }
+
+    fn off_trend(&mut self, fault: FaultSeen, now: Now, look: &mut dyn FnMut() -> Around) -> Along {
+        self.loads.off_trend(fault, now, look)
     }
 
     fn name(&self) -> &'static str {

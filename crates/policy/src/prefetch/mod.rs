@@ -4,11 +4,13 @@
 mod contract;
 pub mod first_touch;
 pub mod majority;
+pub mod neighbours;
 pub mod none;
 pub mod readahead;
 pub mod window;
 
 use crate::UnknownPolicy;
+use neighbours::{Along, Around, Now};
 use undercroft_base::{SpaceId, ThreadId, VirtPage};
 
 /// One fault, as a prefetcher sees it.
@@ -43,6 +45,19 @@ pub const WINDOW_MAX: u32 = 63;
 pub trait Prefetch: Send {
     /// Called once for each fault, in order. O(1), no allocation: it is on the fault path.
     fn on_fault(&mut self, fault: FaultSeen) -> Window;
+
+    /// Called after [`Prefetch::on_fault`], if a device has the page and no window was asked for:
+    /// which pages around it come along. Cost: as above.
+    ///
+    /// * `look`: which of them the device has. It is called at most once, and only if it matters.
+    fn off_trend(
+        &mut self,
+        _fault: FaultSeen,
+        _now: Now,
+        _look: &mut dyn FnMut() -> Around,
+    ) -> Along {
+        Along::default()
+    }
 
     /// True for a policy that never prefetches, so that it need not be asked.
     fn is_none(&self) -> bool {

@@ -1,28 +1,31 @@
-//! The prefetch policy of a replay that repeats recorded prefetches: the replay sets the window
-//! before each fault, and the policy answers with it. See `traced.rs`.
+//! The prefetch policy of a replay that repeats recorded prefetches: the replay sets the window, or
+//! the neighbours, before each fault, and the policy answers with them. See `traced.rs`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 
 use undercroft_base::PageNo;
+use undercroft_policy::prefetch::neighbours::{Along, Around, Now, REACH};
 use undercroft_policy::prefetch::{FaultSeen, Prefetch, WINDOW_MAX, Window};
 
 use crate::memory_trace::Becomes;
 use crate::page_stream::MovedPage;
 
-/// The window of the current fault.
+/// What comes along with the current fault: a window, or neighbours.
 #[derive(Debug, Default)]
 pub struct NextWindow {
     stride: AtomicI64,
     count: AtomicU32,
+    neighbours: AtomicU32,
 }
 
 impl NextWindow {
-    /// Sets the window of the next fault. The fault is on `no`, by the reference before `after`.
-    /// `moved` are the movements from there on; the window is their first pages, as long as they
-    /// are equally spaced.
+    /// Sets what comes along with the next fault. The fault is on `no`, by the reference before
+    /// `after`. `moved` are the movements from there on; the window is their first pages, as long
+    /// as they are equally spaced. If more of them are neighbours, these come along instead.
     pub fn expect(&self, no: PageNo, after: usize, moved: &[MovedPage]) {
-        let mut window = Window::default();
+        let (mut window, mut neighbours) = (Window::default(), 0u32);
+        let mut in_window = true;
         let ahead = |moved: &&MovedPage| {
             moved.after == after && matches!(moved.what, Becomes::Ahead { .. })
         };
@@ -36,22 +39,29 @@ impl NextWindow {
             let distance = i64::from(page.number) - i64::from(no.0);
             if steps == 1 {
                 window.stride = distance;
-            } else if distance != window.stride * steps {
-                break;
             }
-            window.count += 1;
+            in_window &= distance == window.stride * steps;
+            window.count += u32::from(in_window);
+            if distance.unsigned_abs() <= u64::from(REACH) {
+                neighbours |= 1 << (i64::from(REACH) + distance);
+            }
         }
-        self.set(window);
+        if neighbours.count_ones() > window.count {
+            self.set(Window::default(), neighbours);
+        } else {
+            self.set(window, 0);
+        }
     }
 
-    /// Sets the window of the next fault.
-    pub fn set(&self, window: Window) {
+    /// Sets what comes along with the next fault: a window, or neighbours (as [`Along::pages`]).
+    pub fn set(&self, window: Window, neighbours: u32) {
         self.stride.store(window.stride, Ordering::Relaxed);
         self.count.store(window.count, Ordering::Relaxed);
+        self.neighbours.store(neighbours, Ordering::Relaxed);
     }
 }
 
-/// Answers each fault with the expected window, once.
+/// Answers each fault with what is expected, once.
 pub(super) struct Traced {
     next: Arc<NextWindow>,
 }
@@ -69,6 +79,14 @@ impl Prefetch for Traced {
             stride: self.next.stride.load(Ordering::Relaxed),
             count: self.next.count.swap(0, Ordering::Relaxed),
         }
+    }
+
+    fn off_trend(&mut self, _: FaultSeen, _: Now, look: &mut dyn FnMut() -> Around) -> Along {
+        let pages = match self.next.neighbours.swap(0, Ordering::Relaxed) {
+            0 => 0,
+            pages => pages & look(),
+        };
+        Along { pages, used: 0 }
     }
 
     fn name(&self) -> &'static str {

@@ -9,8 +9,7 @@
 //! There are two ways. If the live fault is a fault here, too, its pages come through the engine's
 //! prefetch port, so that one request reads all: `NextWindow::expect` sets the window before the
 //! engine asks. [`Host::prefetch_along`] loads the others where the trace names them. Those are
-//! pages of a window with gaps, of a fault that is a hit here, of another thread's fault, or below
-//! the faulting page (the trace names a window in the order of addresses).
+//! pages of a wide window with gaps, of a fault that is a hit here, or of another thread's fault.
 
 use undercroft_base::{PageNo, ThreadId, TierId, VirtPage};
 use undercroft_engine::{Fault, FaultAnswer, Install};
@@ -86,7 +85,7 @@ impl Host {
             urgent: false,
         };
         if let Some(next) = &client.traced {
-            next.set(Window::default()); // of a reference that was no fault
+            next.set(Window::default(), 0); // of a reference that was no fault
         }
         let answer = client.engine.faults().answer(fault, &mut client.plan);
         assert_eq!(answer, FaultAnswer::Load, "{no:?} is not in memory");

@@ -78,6 +78,7 @@ impl World {
                         (self.engine.books().dram_used(), self.engine.books().limit());
                     assert!(used <= limit, "a fault broke the limit: {used} of {limit}");
                 }
+                self.check_order(&plan);
                 let got = plan.items.iter().map(|_| Got::Not).collect();
                 let stalled = self.stall();
                 if self.sabotaged(Sabotage::FreeEarly) {
@@ -103,6 +104,20 @@ impl World {
                 self.procs[proc].unmanaged_ok = true;
                 self.wake(proc, message.page);
             }
+        }
+    }
+
+    /// The pages of a plan are in the order of addresses, each once, and one of them has faulted.
+    fn check_order(&mut self, plan: &LoadPlan) {
+        let ordered = plan.items.is_sorted_by(|one, next| one.page < next.page);
+        assert!(ordered, "no order: {:?}", plan.items);
+        let demanded = plan.items.iter().filter(|item| item.demanded);
+        let demanded: Vec<_> = demanded.map(|item| item.page).collect();
+        assert_eq!(demanded, [plan.fault.page]);
+        let ends = [plan.items.first(), plan.items.last()];
+        let inside = ends.iter().flatten().all(|item| !item.demanded);
+        if inside && self.setup.beside && !self.setup.links {
+            self.saw("neighbours come along");
         }
     }
 

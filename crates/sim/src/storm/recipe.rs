@@ -58,7 +58,7 @@ impl Recipe {
         }
         let mut setup = StormSetup::of_seed(0);
         setup.tiers.clear();
-        (setup.links, setup.groups) = (false, false);
+        (setup.links, setup.groups, setup.beside) = (false, false, false);
         let (mut steps, mut seeded) = (None, false);
         for (at, line) in lines {
             let line = line.trim();

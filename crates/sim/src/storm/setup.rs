@@ -37,6 +37,8 @@ pub struct StormSetup {
     pub links: bool,
     /// The placement moves groups of pages up and down: `latency_group`. If it does not link pages.
     pub groups: bool,
+    /// Random neighbours come along where the prefetch policy wants no window.
+    pub beside: bool,
     /// A bug of the runtime, put in on purpose.
     pub sabotage: Option<Sabotage>,
 }
@@ -178,6 +180,7 @@ impl StormSetup {
             },
             links: false,
             groups: false,
+            beside: false,
             sabotage: None,
         };
         // Drawn last: older seeds keep the rest of their configuration.
@@ -194,6 +197,7 @@ impl StormSetup {
             (last.kind, last.reads) = (TierKind::Remote, false);
         }
         setup.groups = !setup.links && random.chance(1, 2);
+        setup.beside = random.chance(1, 3);
         setup
     }
 
@@ -231,6 +235,7 @@ impl StormSetup {
         push(&|s| s.tiers.iter_mut().for_each(|tier| tier.reads = false));
         push(&|s| s.links = false);
         push(&|s| s.groups = false);
+        push(&|s| s.beside = false);
         push(&|s| s.prefetch = "none");
         push(&|s| s.reclaim = "lru");
         push(&|s| s.fault_threads = 1);
@@ -277,6 +282,7 @@ impl StormSetup {
             "failures" => self.failures = named(&["yes", "no"])? == "yes",
             "links" => self.links = named(&["yes", "no"])? == "yes",
             "groups" => self.groups = named(&["yes", "no"])? == "yes",
+            "beside" => self.beside = named(&["yes", "no"])? == "yes",
             "kills" => self.kills = bounded(0..=10_000)?,
             "when_full" => {
                 self.when_full = match named(&["stay", "kill"])? {
@@ -399,6 +405,9 @@ impl Display for StormSetup {
         }
         if self.groups {
             writeln!(out, "groups = yes")?;
+        }
+        if self.beside {
+            writeln!(out, "beside = yes")?;
         }
         match self.sabotage {
             Some(sabotage) => writeln!(out, "sabotage = {}", sabotage.name()),

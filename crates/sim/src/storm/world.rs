@@ -511,6 +511,7 @@ pub(super) mod policies {
     use undercroft_policy::place::latency_group::LatencyGroup;
     use undercroft_policy::{prefetch, reclaim};
 
+    use super::super::beside::Beside;
     use super::super::tangle::Tangle;
     use super::StormSetup;
 
@@ -531,6 +532,11 @@ pub(super) mod policies {
     }
 
     pub(crate) fn prefetch(setup: &StormSetup) -> Box<dyn prefetch::Prefetch> {
-        prefetch::by_name(setup.prefetch).expect("a policy of the list")
+        let named = prefetch::by_name(setup.prefetch).expect("a policy of the list");
+        if setup.beside {
+            Box::new(Beside::new(named, setup.seed))
+        } else {
+            named
+        }
     }
 }

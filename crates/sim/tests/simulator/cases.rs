@@ -53,6 +53,7 @@ fn world(options: &str) -> World {
         when_full: FullAction::Stay,
         links: false,
         groups: false,
+        beside: false,
         sabotage: None,
         fault_threads: 4,
         program_threads: 1,

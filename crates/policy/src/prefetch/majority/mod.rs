@@ -15,17 +15,19 @@
 //! - A stride that is a multiple of the trend's looks like the trend: the scan leaves each window
 //!   at its end. So one full window in [`PROBE_AFTER`] is not prefetched. If the next faults have
 //!   the same stride twice, that stride is the trend.
-//! - Off the trend nothing is prefetched. An eighth of the window is remembered, for scans that
-//!   skip a little.
+//! - Off the trend neighbours come along where they pay: [`super::neighbours`]. The next stride
+//!   counts from the last of them, so a scan goes on with stride 1. An eighth of the window is
+//!   remembered, for scans that skip a little.
 //!
 //! ```text
 //! fault at p, window 3, stride s:   p   p+s  p+2s  p+3s  p+4s  ...
 //!                                 fault [--- brought --]  next fault: trend holds, window 7
 //! ```
 //! First touches have their own streams. Threads are kept in a table of [`THREADS`]; a new one
-//! replaces the one that faulted least recently. Cost: O(1), no allocation after `new` (about 60
+//! replaces the one that faulted least recently. Cost: O(1), no allocation after `new` (about 110
 //! KiB).
 
+use super::neighbours::{Along, Around, Neighbours, Now, REACH};
 use super::{FaultSeen, Prefetch, WINDOW_MAX, Window};
 
 /// Threads remembered, loads and first touches each.
@@ -72,6 +74,8 @@ struct Stream {
     len: u8,
     next: u8,
     probe: Probe,
+    /// The first and the last page of those that came with the last fault, off the trend.
+    came: Option<(u64, u64)>,
 }
 
 const NO_STREAM: Stream = Stream {
@@ -84,6 +88,7 @@ const NO_STREAM: Stream = Stream {
     len: 0,
     next: 0,
     probe: Probe::After(0),
+    came: None,
 };
 
 const NOTHING: Window = Window {
@@ -148,6 +153,7 @@ impl Stream {
     /// The trend holds: the fault is `steps` strides ahead of the last one.
     fn follow(&mut self, page: u64, steps: u32) -> Window {
         let delta = page.wrapping_sub(self.last) as i64;
+        self.came = None;
         self.last = page;
         self.push(self.stride);
         match self.probe {
@@ -178,7 +184,12 @@ impl Stream {
 
     /// A fault of this stream that no trend explains.
     fn stray(&mut self, page: u64) -> Window {
-        let delta = page.wrapping_sub(self.last) as i64;
+        let from = match self.came.take() {
+            Some((_, last)) if page > last => last,
+            Some((first, _)) if page < first => first,
+            _ => self.last,
+        };
+        let delta = page.wrapping_sub(from) as i64;
         self.last = page;
         self.push(delta);
         self.memory = self.memory.max(self.window / 8);
@@ -216,6 +227,8 @@ struct Thread {
     /// Faults that no stream claimed; the newest overwrites the oldest.
     loose: [u64; LOOSE],
     loose_next: u8,
+    /// The stream of the last fault, if no trend explained that fault.
+    off_trend: Option<usize>,
 }
 
 const NO_PAGE: u64 = u64::MAX;
@@ -228,10 +241,12 @@ impl Thread {
             streams: [NO_STREAM; STREAMS],
             loose: [NO_PAGE; LOOSE],
             loose_next: 0,
+            off_trend: None,
         }
     }
 
     fn on_fault(&mut self, page: u64, now: u64) -> Window {
+        self.off_trend = None;
         let mut near: Option<(usize, u64)> = None;
         let mut oldest = (0, u64::MAX);
         for index in 0..STREAMS {
@@ -251,6 +266,7 @@ impl Thread {
                 oldest = (index, stream.worth());
             }
         }
+        self.off_trend = Some(near.map_or(oldest.0, |(index, _)| index));
         match near {
             Some((index, 0)) => {
                 // The same page again: it lost a race with eviction, or was reported twice. It
@@ -306,6 +322,7 @@ pub struct Majority {
     /// Where the last fault was found.
     recent: [usize; 2],
     clock: u64,
+    neighbours: Option<Neighbours>,
 }
 
 impl Default for Majority {
@@ -320,6 +337,14 @@ impl Majority {
 
     /// A prefetcher without history. Allocates all that it will ever use.
     pub fn new() -> Majority {
+        Majority {
+            neighbours: Some(Neighbours::new()),
+            ..Majority::trend_alone()
+        }
+    }
+
+    /// As [`Majority::new`], and off the trend nothing comes along.
+    pub fn trend_alone() -> Majority {
         // No key is `u64::MAX`: a space id and a thread id are never both all ones.
         let table = || vec![Thread::new(u64::MAX); THREADS];
         Majority {
@@ -327,6 +352,7 @@ impl Majority {
             threads: [table(), table()],
             recent: [0; 2],
             clock: 0,
+            neighbours: None,
         }
     }
 
@@ -351,6 +377,9 @@ impl Majority {
 impl Prefetch for Majority {
     fn on_fault(&mut self, fault: FaultSeen) -> Window {
         self.clock += 1;
+        if let Some(neighbours) = self.neighbours.as_mut().filter(|_| !fault.first_touch) {
+            neighbours.hear(fault);
+        }
         let kind = usize::from(fault.first_touch);
         let key = u64::from(fault.space.0) << 32 | u64::from(fault.thread.0);
         let place = self.place(kind, key);
@@ -358,6 +387,21 @@ impl Prefetch for Majority {
         debug_assert_eq!(thread.key, key);
         thread.used_at = self.clock;
         thread.on_fault(fault.page.0, self.clock)
+    }
+
+    fn off_trend(&mut self, fault: FaultSeen, now: Now, look: &mut dyn FnMut() -> Around) -> Along {
+        let thread = &mut self.threads[0][self.recent[0]];
+        let (Some(neighbours), Some(stream)) = (&mut self.neighbours, thread.off_trend) else {
+            return Along::default();
+        };
+        let along = neighbours.on_fault(fault, now, look);
+        if along.pages != 0 {
+            let all = along.pages | 1 << REACH;
+            let start = fault.page.0.wrapping_sub(u64::from(REACH));
+            let at = |bit: u32| start.wrapping_add(u64::from(bit));
+            thread.streams[stream].came = Some((at(all.trailing_zeros()), at(all.ilog2())));
+        }
+        along
     }
 
     fn name(&self) -> &'static str {
