@@ -135,7 +135,11 @@ fn page_of_a_pool_or_of_one_word_brings_no_neighbour() {
 
 #[test]
 fn neighbours_leave_a_quarter_of_the_room_and_the_nearest_come_first() {
-    for (room, pages) in [(6, vec![46, 48, 50, 52, 54]), (3, vec![48, 50, 52]), (1, vec![50])] {
+    for (room, pages) in [
+        (6, vec![46, 48, 50, 52, 54]),
+        (3, vec![48, 50, 52]),
+        (1, vec![50]),
+    ] {
         let mut half = Half::new();
         half.engine
             .set_limit(Bytes((100 + room) * PAGE_BYTES as u64));

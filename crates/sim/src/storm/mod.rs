@@ -5,9 +5,9 @@
 //! have the steps, and `work.rs` what is under way. Beside it runs a program that touches and
 //! changes its memory (`program.rs`). Devices and the kernel fail (`failures.rs`), managers die
 //! (`takeover.rs`), a placement links the wrong pages (`tangle.rs`), and a prefetcher brings the
-//! wrong neighbours (`beside.rs`). A byte oracle is asked after every step (`check.rs`). A listener of the engine (`heard.rs`) is compared with the books
-//! now and then, while no event waits. `run.rs` runs seeds, `minimise.rs` shrinks one that failed,
-//! and `recipe.rs` writes it down.
+//! wrong neighbours (`beside.rs`). A byte oracle is asked after every step (`check.rs`). A listener
+//! of the engine (`heard.rs`) is compared with the books now and then, while no event waits.
+//! `run.rs` runs seeds, `minimise.rs` shrinks one that failed, and `recipe.rs` writes it down.
 mod aside;
 mod beside;
 mod check;

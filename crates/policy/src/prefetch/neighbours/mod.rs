@@ -96,7 +96,7 @@ struct Evidence {
 }
 
 impl Evidence {
-    /// * `most`: halves what is known when so many pages were tried.
+    /// * `most`: halves what is known when this many pages were tried.
     fn add(&mut self, tried: u32, used: u32, most: u32) {
         self.tried += tried;
         self.used += used;
