@@ -32,6 +32,10 @@ const ANSWER: Duration = Duration::from_secs(20);
 /// Time between two questions to a daemon that ended before it answered: it may begin anew.
 const AGAIN: Duration = Duration::from_millis(50);
 
+/// How long such daemons are asked. One whose configuration is changed again and again begins anew
+/// as often.
+const AGAIN_FOR: Duration = Duration::from_secs(60);
+
 /// How long a message may take to be sent, and the manager to answer.
 const SENDING: Duration = Duration::from_secs(5);
 
@@ -93,7 +97,7 @@ impl Held {
             memory_max: (limit != Bytes(u64::MAX)).then_some(limit.0),
             claim: None,
         };
-        let until = Instant::now() + ANSWER;
+        let until = Instant::now() + AGAIN_FOR;
         let mut begins_anew = false;
         loop {
             match Held::greet(hello.clone(), &[]) {
