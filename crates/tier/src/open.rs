@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use undercroft_base::{Bytes, Slot, Tier};
 use undercroft_sys::mapping::SharedMemory;
 
-use crate::file::{Backing, BackingError, FileTier, FileTierError};
+use crate::file::{Backing, BackingError, FileTier, FileTierError, Room};
 use crate::nvm::{NvmBacking, NvmError, NvmTier, NvmTierError};
 use crate::ram::{RamPool, RamPoolError};
 use crate::remote::{Claimed, RemoteError, RemoteTier};
@@ -182,6 +182,18 @@ impl OpenTier {
             Some(shared) => Shape::over(name, shared),
             None => Shape::new(name),
         })
+    }
+
+    /// By which its quota is changed while it is used; `None`: it is no file, or a whole device.
+    ///
+    /// Errors: no descriptor, or no address space.
+    pub fn room(&self) -> io::Result<Option<Room>> {
+        match &self.below {
+            Below::File(backing) if !backing.is_block_device() => {
+                Room::over(self.memory.as_fd(), backing.bytes()).map(Some)
+            }
+            Below::File(_) | Below::Nvm(_) | Below::Memory | Below::Remote(_) => Ok(None),
+        }
     }
 
     /// Its memory: the pool, or the slot table.
