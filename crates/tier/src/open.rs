@@ -71,6 +71,8 @@ pub struct OpenTier {
     below: Below,
     /// Whose times it is given, if others use that device, too.
     device: Option<SharedDevice>,
+    /// What it rings when half of what its quota leaves is full.
+    bell: Option<OwnedFd>,
 }
 
 /// A file or device as it is handed over: descriptor, name, usable bytes.
@@ -102,6 +104,7 @@ impl OpenTier {
                     memory: SharedMemory::create("uc-ram-tier", reserve)?,
                     below: Below::Memory,
                     device: None,
+                    bell: None,
                 });
             }
             TierSpec::Nvm(nvm) => {
@@ -120,6 +123,7 @@ impl OpenTier {
                     memory,
                     below,
                     device: None,
+                    bell: None,
                 });
             }
         };
@@ -128,6 +132,7 @@ impl OpenTier {
             memory,
             below,
             device: None,
+            bell: None,
         })
     }
 
@@ -156,6 +161,7 @@ impl OpenTier {
             memory,
             below,
             device: None,
+            bell: None,
         })
     }
 
@@ -168,6 +174,16 @@ impl OpenTier {
         };
         self.device = Some(SharedDevice::open(name, memory)?);
         Ok(())
+    }
+
+    /// An eventfd: a file rings it when half of what its quota left is full. See [`Room`].
+    pub fn give_bell(&mut self, bell: OwnedFd) {
+        self.bell = Some(bell);
+    }
+
+    /// The same, to hand over.
+    pub fn bell(&self) -> Option<BorrowedFd<'_>> {
+        self.bell.as_ref().map(AsFd::as_fd)
     }
 
     /// The memory of the device that it shares with others, to hand over.
@@ -278,7 +294,8 @@ impl OpenTier {
                 } else {
                     FileTier::new
                 };
-                MadeTier::File(Box::new(make(backing, self.memory)?))
+                let tier = make(backing, self.memory)?;
+                MadeTier::File(Box::new(tier.with_bell(self.bell)))
             }
         })
     }

@@ -5,7 +5,8 @@
 //! file:        | slab 0: 256 slots of 4 KiB | slab 1 | ...        slot n = the page at n * 4096
 //! slot table:  | superblock 4 KiB | slots in use, 1 bit each | slabs with space, 1 bit each
 //!              | checksums, 8 bytes a slot | pages that wait to be written, 1 MiB |
-//! superblock:  | magic | slabs | quota and slabs with space | slots in use |    8 bytes each
+//! superblock:  | magic | slabs | quota and slabs with space | slots in use | mark | grant |
+//!              8 bytes each
 //! ```
 //! The slot table is a memfd that outlives the manager. It takes 8.1 bytes a slot, sparse like the
 //! file, and at most 1 MiB for waiting pages ([`FileTier::write_behind`]). A page's stamp is part
@@ -16,7 +17,8 @@
 //!
 //! A file may be longer than what the tier may take of it: its quota ([`Room`]). Whole slabs take
 //! space, wherever they are, and never more of them than the quota. A quota that is lowered below
-//! that holds for slots at once, and for slabs as they come free.
+//! that holds for slots at once, and for slabs as they come free. What a tier has beyond the first
+//! quota it uses densely, so that it can be given back.
 //!
 //! Locks: `writer` is held during I/O; only `store` takes it. `slabs` is held for bookkeeping only.
 //! `free` takes only `slabs` and does no I/O, so it may be called from anywhere.
@@ -30,7 +32,7 @@ mod slabs;
 #[cfg(test)]
 mod tests;
 
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -82,6 +84,8 @@ const MAGIC_WORD: usize = 0;
 const SLABS_WORD: usize = 1;
 const QUOTA_WORD: usize = 2;
 const USED_WORD: usize = 3;
+const MARK_WORD: usize = 4;
+const GRANT_WORD: usize = 5;
 const PAGE_WORDS: usize = PAGE_BYTES / 8;
 
 /// Why a file tier could not be made.
@@ -164,6 +168,7 @@ pub struct FileTier {
     behind: Behind,
     shape: Option<Shape>,
     writer: Mutex<Writer>,
+    bell: Option<OwnedFd>,
     held: AtomicU64,
     counters: Arc<Counters>,
 }
@@ -254,6 +259,7 @@ impl FileTier {
             backing,
             slot_count,
             checksums_word: checksums_word(slab_count as usize),
+            bell: None,
             held: AtomicU64::new(0),
             behind: Behind::over(&table, behind_word(slab_count as usize)),
             shape: None,
@@ -277,6 +283,12 @@ impl FileTier {
     /// If the device refuses it later, it stays in memory.
     pub fn write_behind(mut self, pages: usize) -> FileTier {
         self.behind.set_most(pages);
+        self
+    }
+
+    /// Rings this eventfd when as many slots are in use as its mark says: see [`Room`].
+    pub fn with_bell(mut self, bell: Option<OwnedFd>) -> FileTier {
+        self.bell = bell;
         self
     }
 
@@ -340,6 +352,20 @@ impl FileTier {
         self.held.store(slabs.occupied() * SLAB_BYTES, Relaxed);
     }
 
+    /// Rings the bell if the mark is reached, once for each mark.
+    fn ring(&self) {
+        let words = self.table.words();
+        let mark = words[MARK_WORD].load(Relaxed);
+        if mark != 0
+            && words[USED_WORD].load(Relaxed) >= mark
+            && words[MARK_WORD].swap(0, Relaxed) != 0
+            && let Some(bell) = &self.bell
+        {
+            // It cannot fail for long: the counter of an eventfd is far from full.
+            let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
+        }
+    }
+
     fn store_part(&self, batch: &mut [Store<'_>], writer: &mut Writer) {
         if let Some((until, _)) = writer.paused
             && Instant::now() < until
@@ -376,6 +402,7 @@ impl FileTier {
             self.publish(&slabs);
             slabs.spare().end
         };
+        self.ring();
         writer.reserve(&self.backing, u64::from(end) * SLAB_BYTES);
         for (item, &slot) in batch.iter().zip(&writer.slots) {
             let word = &self.table.words()[self.checksums_word + slot as usize];
@@ -723,6 +750,7 @@ fn bitmaps_of(table: &SharedMemory, slabs: u32) -> Bitmaps<'_> {
         slots: &words[PAGE_WORDS..PAGE_WORDS + slabs * SLAB_WORDS],
         space: &words[space..space + slabs.div_ceil(64)],
         quota: quota_of(table),
+        grant: words[GRANT_WORD].load(Relaxed),
     }
 }
 

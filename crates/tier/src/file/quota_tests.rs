@@ -36,6 +36,38 @@ fn file_passes_the_tier_contract_within_a_quota() {
     contract::fills_and_recovers(&subject(&tier, &|| tier.trim()), 52, 25 * 256);
 }
 
+/// It rings once at each mark, before it is full, and again once its keeper has looked.
+#[test]
+fn file_rings_when_half_of_what_is_left_is_full() {
+    use rustix::event::{EventfdFlags, eventfd};
+    let directory = directory();
+    let (tier, room) = with_quota(directory.path(), 8);
+    let bell = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+    let tier = tier.with_bell(Some(bell.try_clone().unwrap()));
+    let rung = || {
+        let mut count = [0; 8];
+        rustix::io::read(&bell, &mut count).map_or(0, |_| u64::from_ne_bytes(count))
+    };
+    let mut random = Pages::new(57);
+    let mut store = |count| stored(&tier, &pages(&mut random, count)).len();
+    store(4 * 256 - 1);
+    assert_eq!(rung(), 0);
+    store(1);
+    assert_eq!(rung(), 1);
+    store(3 * 256);
+    assert_eq!(rung(), 0, "its keeper has not looked");
+    room.read();
+    store(127);
+    assert_eq!(rung(), 0);
+    store(1);
+    assert_eq!(rung(), 1, "an eighth was left, and half of it is full");
+    room.set(Bytes(32 << 20));
+    store(12 * 256);
+    assert_eq!(rung(), 0);
+    store(64);
+    assert_eq!(rung(), 1);
+}
+
 #[test]
 fn file_that_was_closed_has_no_quota_and_gets_none() {
     let directory = directory();

@@ -9,6 +9,10 @@
 //! quota is lowered, no slab takes space until fewer than that have any, and the keeper's answer
 //! says how many had at that moment. No manager is asked: the word is true also while there is
 //! none.
+//!
+//! The tier says when half of what the quota leaves is full, so that more can be given before it is
+//! full. The keeper sets a *mark* there. The tier rings a bell (an eventfd) when that many slots
+//! are in use, and clears the mark.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -17,7 +21,7 @@ use std::sync::atomic::{AtomicU64, Ordering::*};
 use undercroft_base::{Bytes, PAGE_BYTES};
 use undercroft_sys::mapping::SharedMemory;
 
-use super::{QUOTA_WORD, SLAB_BYTES, USED_WORD};
+use super::{GRANT_WORD, MARK_WORD, QUOTA_WORD, SLAB_BYTES, SLAB_SLOTS, USED_WORD};
 
 /// The word. All zeros: no quota was set, or the tier was closed.
 #[derive(Clone, Copy, Debug)]
@@ -130,9 +134,21 @@ impl Room {
         slabs.clamp(1, self.slabs)
     }
 
-    /// Sets the first quota, before there is a tier.
+    /// Sets the first quota, before there is a tier: its grant.
     pub fn begin(&self, quota: Bytes) {
-        self.quota().begin(self.slabs(quota));
+        let slabs = self.slabs(quota);
+        self.quota().begin(slabs);
+        self.table.words()[GRANT_WORD].store(u64::from(slabs), Relaxed);
+        self.mark();
+    }
+
+    /// Sets a mark half-way between what is in use and the quota.
+    fn mark(&self) {
+        let words = self.table.words();
+        let used = words[USED_WORD].load(Relaxed);
+        let most = u64::from(self.quota().counts().most) * u64::from(SLAB_SLOTS);
+        let free = most.saturating_sub(used);
+        words[MARK_WORD].store(used + (free / 2).max(1), Relaxed);
     }
 
     /// Sets another quota: whole slabs. From then on the tier has no more space than that, or than
@@ -140,13 +156,19 @@ impl Room {
     pub fn set(&self, quota: Bytes) -> Taken {
         let most = self.slabs(quota);
         match self.quota().set(most) {
-            Some(held) => self.taken(Counts { most, held }),
+            Some(held) => {
+                self.mark();
+                self.taken(Counts { most, held })
+            }
             None => Taken::default(),
         }
     }
 
-    /// What it has now.
+    /// What it has now. If the bell was rung, it is rung again at the next mark.
     pub fn read(&self) -> Taken {
+        if self.table.words()[MARK_WORD].load(Relaxed) == 0 {
+            self.mark();
+        }
         self.taken(self.quota().counts())
     }
 

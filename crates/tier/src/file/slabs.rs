@@ -17,6 +17,9 @@ use super::{RESERVE_MAX, SLAB_SLOTS};
 /// Bitmap words of one slab.
 pub(super) const SLAB_WORDS: usize = SLAB_SLOTS as usize / 64;
 
+/// Beyond its grant, a tier has this part of its slots in use before it takes another slab.
+const DENSE: (u64, u64) = (7, 8);
+
 /// While a tier has more space than its quota, it fills slabs of which as many slots as this are
 /// free, the fullest first, so that others come free.
 const WORTH_FILLING: u32 = SLAB_SLOTS / 4;
@@ -68,6 +71,8 @@ pub(super) struct Bitmaps<'a> {
     /// One bit a slab: it has space, or may have.
     pub(super) space: &'a [AtomicU64],
     pub(super) quota: Quota<'a>,
+    /// Slabs beyond this many are used densely; 0 = none.
+    pub(super) grant: u64,
 }
 
 fn is_set(words: &[AtomicU64], at: u64) -> bool {
@@ -317,8 +322,12 @@ impl Slabs {
         } else {
             None
         };
+        let used = used.or_else(|| self.dirty.pop_front());
+        let used = match used {
+            None if self.is_sparse(bitmaps) => self.emptiest(),
+            used => used,
+        };
         let slab = used
-            .or_else(|| self.dirty.pop_front())
             .or_else(|| self.clean_slab(bitmaps))
             .or_else(|| self.fresh_slab(bitmaps))
             .or_else(|| self.emptiest())?;
@@ -327,6 +336,13 @@ impl Slabs {
         *state = State::Current;
         self.current = Some((slab, 0));
         Some(slab)
+    }
+
+    /// It has more space than its grant, and too much of it is free.
+    fn is_sparse(&self, bitmaps: Bitmaps<'_>) -> bool {
+        let slots = self.occupied * u64::from(SLAB_SLOTS);
+        let is_beyond = bitmaps.grant != 0 && self.occupied >= bitmaps.grant;
+        is_beyond && self.taken_slots * DENSE.1 < slots * DENSE.0
     }
 
     fn clean_slab(&mut self, bitmaps: Bitmaps<'_>) -> Option<u32> {
@@ -398,6 +414,7 @@ mod tests {
                 quota: Quota(&self.0[0]),
                 space: &self.0[1..2],
                 slots: &self.0[2..],
+                grant: 0,
             }
         }
 
@@ -528,6 +545,39 @@ mod tests {
                 bound = counts.held.max(counts.most);
             }
         }
+    }
+
+    /// Beyond the grant it takes no slab while an eighth of its slots is free.
+    #[test]
+    fn slabs_beyond_the_grant_are_used_densely() {
+        let words = Words::new(60, 60);
+        let bitmaps = Bitmaps {
+            grant: 10,
+            ..words.bitmaps()
+        };
+        let mut slabs = Slabs::from_bitmaps(bitmaps, 60);
+        let (mut random, mut live) = (Pages::new(9), Vec::new());
+        slabs.alloc(bitmaps, 20 * 256, &mut live);
+        for _ in 0..20_000 {
+            let at = random.below(live.len() as u64) as usize;
+            slabs.free(bitmaps, live.swap_remove(at));
+            slabs.alloc(bitmaps, 1, &mut live);
+            assert!(slabs.occupied() <= 23, "{} slabs", slabs.occupied());
+        }
+        // Within its grant it writes one slab after the other.
+        let words = Words::new(60, 60);
+        let bitmaps = Bitmaps {
+            grant: 10,
+            ..words.bitmaps()
+        };
+        let (mut slabs, mut live) = (Slabs::from_bitmaps(bitmaps, 60), Vec::new());
+        slabs.alloc(bitmaps, 256, &mut live);
+        live.iter()
+            .step_by(2)
+            .for_each(|slot| slabs.free(bitmaps, *slot));
+        live.clear();
+        slabs.alloc(bitmaps, 100, &mut live);
+        assert_eq!(live, (256..356).collect::<Vec<_>>());
     }
 
     /// Half of every slab is free, and the quota is half of what there is: with use, whole slabs
