@@ -127,11 +127,6 @@ impl Member {
         self.asked.is_none() && self.held() == self.limit.0
     }
 
-    /// Nothing of its storage changes.
-    pub(crate) fn storage_is_settled(&self) -> bool {
-        !self.asked_quotas && !self.fills_storage()
-    }
-
     pub(crate) fn want(&self, divide: Divide, now: Duration) -> Want {
         let least = if now < self.refused_until {
             self.limit
@@ -156,6 +151,11 @@ impl Member {
 }
 
 impl Member {
+    /// Nothing of its storage changes.
+    pub(crate) fn storage_is_settled(&self) -> bool {
+        !self.asked_quotas && !self.fills_storage()
+    }
+
     /// Its figures of each tier that has a budget. Errors: they cannot be.
     pub(crate) fn note_storage(
         &mut self,

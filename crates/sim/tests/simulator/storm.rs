@@ -48,7 +48,7 @@ const THREADS: usize = 2;
 const REPLAYS_MAX: u32 = 4000;
 
 /// Cases that the default run must have met; otherwise it proves nothing about them.
-const MUST_SEE: [&str; 95] = [
+const MUST_SEE: [&str; 97] = [
     "EIO of a load",
     "EIO of a store",
     "ENOSPC",
@@ -121,6 +121,8 @@ const MUST_SEE: [&str; 95] = [
     "published: put back",
     "published: put back, shared",
     "published: stored",
+    "quota: below what is there",
+    "quota: changed",
     "resident page healed",
     "set aside",
     "set aside: cancelled",
