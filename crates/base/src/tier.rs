@@ -33,7 +33,7 @@ pub struct TierInfo {
     pub kind: TierKind,
     /// True when the device's speed is emulated; every report must say so.
     pub emulated: bool,
-    /// Most stored bytes it may hold.
+    /// Most stored bytes it may ever hold: see [`Tier::capacity`].
     pub capacity: Bytes,
 }
 
@@ -135,11 +135,12 @@ pub enum Loaded {
 
 /// Storage below DRAM that keeps page copies. Several threads call it at once.
 ///
-/// Six methods make a tier. Six more have a default. Only a tier that puts work off needs its own
+/// Six methods make a tier. Seven more have a default. Only a tier that puts work off needs its own
 /// [`Tier::dram`], for pages that wait in memory, and [`Tier::tidy`], for the work. Only one whose
 /// speed is emulated needs [`Tier::reading`]. Only a remote one needs [`Tier::fetch`]. One that
 /// uses a file or a cluster needs [`Tier::close`]. Only one whose copies can be changed byte by
-/// byte needs [`Tier::update`].
+/// byte needs [`Tier::update`]. Only one that may be given more or less room while it is used needs
+/// [`Tier::capacity`].
 ///
 /// A slot may be loaded any number of times, by several threads, until it is freed. The engine
 /// frees a slot only when no load of it is in progress. A demotion may still *read* a slot that is
@@ -147,6 +148,11 @@ pub enum Loaded {
 pub trait Tier: Send + Sync {
     /// What this tier is. Cost: none.
     fn info(&self) -> &TierInfo;
+
+    /// Most stored bytes it may hold now. Cost: as [`Tier::usage`].
+    fn capacity(&self) -> Bytes {
+        self.info().capacity
+    }
 
     /// What it holds now. Cost: a few atomic loads; called on the fault path.
     fn usage(&self) -> TierUsage;

@@ -351,7 +351,7 @@ A configuration:
   spec = \"ram\"
   [[tier]]
   spec = \"file:/var/swap,size=100G\"    # a directory; each client gets a file in it
-  grant = \"10G\"                        # of that size
+  grant = \"10G\"                        # and this much from the start; more while others use less
   [class.web]
   weight = 4
   memory_min = \"1G\"

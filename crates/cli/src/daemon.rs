@@ -100,9 +100,14 @@ fn check(path: &Path) -> Result<u8, Failure> {
     for budget in &config.tiers {
         show::line(&match budget.sizes {
             Some((whole, each)) => format!(
-                "tier {}: {} clients of {each}",
+                "tier {}: {} clients, {each} each from the start{}",
                 budget.spec,
-                whole.0 / each.0
+                whole.0 / each.0,
+                if budget.grows() {
+                    ", and more while others use less"
+                } else {
+                    ""
+                }
             ),
             None => format!("tier {}", budget.spec),
         })?;
@@ -163,10 +168,11 @@ fn table(found: &DaemonStatus) -> String {
     );
     for tier in &found.tiers {
         text.push_str(&format!(
-            "tier {}: {} of {} given\n",
+            "tier {}: {} of {} given, {} used\n",
             tier.spec,
             Bytes(tier.granted_bytes),
-            Bytes(tier.size_bytes)
+            Bytes(tier.size_bytes),
+            Bytes(tier.used_bytes)
         ));
     }
     if found.clients.is_empty() {
@@ -230,6 +236,7 @@ mod tests {
             has_curve: true,
             stall_seconds: 1.25,
             swap_ins: 7,
+            storage: Vec::new(),
             claimed: false,
             latency: Some(MemberLatency {
                 bound: Bound("p99=300us".parse().expect("a bound")),

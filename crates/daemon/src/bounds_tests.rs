@@ -138,7 +138,7 @@ impl World {
                 match message {
                     ToKeeper::Tell if self.fakes[&id].answers => {
                         let figures = self.figures(id);
-                        self.members.figures(id, figures);
+                        self.members.figures(id, figures, &[]);
                     }
                     ToKeeper::Keep { memory } => self.members.kept(id, memory, None),
                     ToKeeper::Turn(turn) => drop(self.turns.insert(id, turn)),

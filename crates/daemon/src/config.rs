@@ -63,14 +63,22 @@ pub enum Divide {
     Weights,
 }
 
-/// A tier, and what each client gets of it.
+/// A tier, and what clients get of it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Budget {
-    /// As a client opens it, with the size of a grant.
+    /// As a client opens it: a file as long as all of it, mapped memory with the size of a grant.
     pub spec: TierSpec,
-    /// All that may be granted, and each grant; `None`: it is compressed memory, which is part of a
-    /// client's DRAM.
+    /// All that may be given, and what each client gets at its start; `None`: it is compressed
+    /// memory, which is part of a client's DRAM.
     pub sizes: Option<(Bytes, Bytes)>,
+}
+
+impl Budget {
+    /// A client may have more of it than its grant. Mapped memory has all of its space from the
+    /// start.
+    pub fn grows(&self) -> bool {
+        matches!(self.spec, TierSpec::File(_))
+    }
 }
 
 /// What the clients of a class may have.
@@ -399,7 +407,8 @@ impl WrittenTier {
             return Err(wrong(why.to_owned()));
         };
         let Some(grant) = &self.grant else {
-            let why = "`grant` is missing: how much does each client get? For example \"10G\"";
+            let why = "`grant` is missing: how much does each client get at its start, and keep? \
+                       For example \"10G\"";
             return Err(wrong(why.to_owned()));
         };
         let each = source.size(grant, Some(whole))?;
@@ -407,7 +416,9 @@ impl WrittenTier {
             let why = format!("a grant of {each} does not fit in the tier's {whole}");
             return Err(source.wrong(&grant.span(), why));
         }
-        *size = Some(each);
+        if let TierSpec::Nvm(nvm) = &mut spec {
+            nvm.size = Some(each);
+        }
         let path = directory(&spec).unwrap_or(Path::new(""));
         if !path.is_dir() {
             let why = format!(
@@ -502,7 +513,7 @@ mod tests {
             config.tiers[1].sizes,
             Some((Bytes(64 << 20), Bytes(16 << 20)))
         );
-        assert!(config.tiers[1].spec.to_string().contains("size=16"));
+        assert!(config.tiers[1].spec.to_string().contains("size=64"));
         let web = &config.classes["web"];
         assert_eq!((web.weight, web.memory_min), (4, Bytes(1 << 30)));
         assert_eq!(web.cpus, "0".parse().ok());

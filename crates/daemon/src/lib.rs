@@ -13,6 +13,7 @@
 //! - `members.rs`: who has what, and what is to be said to whom. It sees messages and times, and
 //!   does no I/O.
 //! - `server.rs`: the socket, and the loop around `members.rs`.
+//! - `storage.rs`: who has how much of which tier, by what `store.rs` knows of each run.
 #![forbid(unsafe_code)]
 
 mod bounds;
@@ -22,6 +23,8 @@ mod load;
 mod member;
 mod members;
 mod server;
+mod storage;
+mod store;
 
 pub use config::Config;
 pub use server::{ServeError, serve};

@@ -3,20 +3,18 @@
 use std::time::Duration;
 
 use undercroft_base::Bytes;
-use undercroft_manager::grant::{Figures, Hello, MemberStatus, UNKNOWN};
+use undercroft_manager::grant::{Figures, Hello, MemberStatus, StorageFigures, UNKNOWN};
 use undercroft_qos::Curves;
 use undercroft_qos::shares::{self, Want};
 
 use crate::config::{Class, Divide};
+use crate::store::{BYTES_MAX, Store, sane};
 
 /// Shortest time over which page-ins are measured.
 const MEASURED_MIN: Duration = Duration::from_millis(900);
 
 /// A run without a page-in for this long from its start counts as one that needs none.
 pub(crate) const FILLS_MAX: Duration = Duration::from_secs(30);
-
-/// More memory than any machine has. Sums of such sizes do not overflow.
-pub(crate) const BYTES_MAX: u64 = 1 << 46;
 
 /// A client that was admitted.
 pub(crate) struct Member {
@@ -49,7 +47,10 @@ pub(crate) struct Member {
     pub(crate) curves: Curves,
     pub(crate) refused_until: Duration,
     pub(crate) target: Bytes,
-    pub(crate) storage: Vec<u64>,
+    /// What it has of each tier with a budget.
+    pub(crate) storage: Vec<Store>,
+    /// It was asked to keep to other quotas, and has not answered.
+    pub(crate) asked_quotas: bool,
     pub(crate) claimed: bool,
     /// It has paged in between its last two figures.
     pub(crate) pages_in: bool,
@@ -107,6 +108,7 @@ impl Member {
             refused_until: Duration::ZERO,
             target: limit,
             storage: Vec::new(),
+            asked_quotas: false,
             claimed: false,
             pages_in: false,
         }
@@ -153,6 +155,68 @@ impl Member {
     }
 }
 
+impl Member {
+    /// Nothing of its storage changes.
+    pub(crate) fn storage_is_settled(&self) -> bool {
+        !self.asked_quotas && !self.fills_storage()
+    }
+
+    /// Its figures of each tier that has a budget. Errors: they cannot be.
+    pub(crate) fn note_storage(
+        &mut self,
+        told: &[StorageFigures],
+        now: Duration,
+    ) -> Result<(), &'static str> {
+        if told.len() != self.storage.len() {
+            return Err("it has other tiers than it was granted");
+        }
+        for (store, told) in self.storage.iter_mut().zip(told) {
+            store.note(sane(*told), now);
+        }
+        Ok(())
+    }
+
+    /// Its answer to `Quotas`. Errors: it was not asked, or keeps to something else.
+    pub(crate) fn kept_quotas(&mut self, told: &[StorageFigures]) -> Result<(), &'static str> {
+        if !std::mem::take(&mut self.asked_quotas) {
+            return Err("it was not asked to keep to quotas");
+        }
+        let keeps =
+            |(store, told): (&Store, &StorageFigures)| told.quota == store.asked || told.quota == 0;
+        if told.len() != self.storage.len() || !self.storage.iter().zip(told).all(keeps) {
+            return Err("it was not asked to keep to these quotas");
+        }
+        for (store, told) in self.storage.iter_mut().zip(told) {
+            store.answer(sane(*told));
+        }
+        Ok(())
+    }
+
+    /// Its pages took more lately than before.
+    pub(crate) fn storage_grows(&self) -> bool {
+        self.storage.iter().any(|store| store.pace > 0.0)
+    }
+
+    /// It will soon have filled what is free for it.
+    pub(crate) fn fills_storage(&self) -> bool {
+        self.storage.iter().any(Store::fills)
+    }
+
+    /// What it may take of each tier that has a budget.
+    pub(crate) fn quotas(&self) -> Vec<u64> {
+        self.storage.iter().map(|store| store.quota).collect()
+    }
+
+    /// For a user.
+    pub(crate) fn storage_told(&self) -> Vec<StorageFigures> {
+        let told = |store: &Store| StorageFigures {
+            quota: store.quota,
+            ..store.told
+        };
+        self.storage.iter().map(told).collect()
+    }
+}
+
 /// For a user.
 pub(crate) fn status_of(member: &Member) -> MemberStatus {
     let finite = |seconds: f64| if seconds.is_finite() { seconds } else { 0.0 };
@@ -171,6 +235,7 @@ pub(crate) fn status_of(member: &Member) -> MemberStatus {
         has_curve: !member.curves.is_empty(),
         stall_seconds: finite(member.figures.stall_seconds),
         swap_ins: member.figures.swap_ins,
+        storage: member.storage_told(),
         claimed: member.claimed,
         latency: None,
     }

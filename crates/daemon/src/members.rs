@@ -10,14 +10,16 @@ use std::time::Duration;
 use undercroft_base::{Bytes, Nanos};
 use undercroft_manager::grant::{
     BudgetStatus, COMMAND_BYTES_MAX, Claim, DaemonStatus, Figures, Goes, Grant, Hello,
-    MemberStatus, Refusal, ToKeeper, UNKNOWN, VERSION,
+    MemberStatus, Refusal, StorageFigures, ToKeeper, UNKNOWN, VERSION,
 };
 use undercroft_qos::shares::{self, Waits, Want};
 
 use crate::bounds::Bounds;
 use crate::config::{Budget, Class, Config, DEFAULT_CLASS, GRANT_MIN};
 use crate::load;
-use crate::member::{BYTES_MAX, Member, status_of};
+use crate::member::{Member, status_of};
+use crate::storage::Storage;
+use crate::store::{self, BYTES_MAX};
 
 /// How often a client is asked for its figures: while memory moves, while it faults, and while it
 /// does not.
@@ -85,6 +87,7 @@ pub(crate) struct Members {
     balanced_at: Duration,
     /// The latency bounds of clients; `None`: they have no device in common.
     bounds: Option<Bounds>,
+    storage: Storage,
     said: Vec<(u64, Said)>,
 }
 
@@ -101,6 +104,7 @@ impl Members {
     pub(crate) fn new(config: Config, expected: BTreeSet<u32>) -> Members {
         Members {
             bounds: Bounds::new(&config.tiers),
+            storage: Storage::new(&config.tiers),
             config,
             now: Duration::ZERO,
             members: BTreeMap::new(),
@@ -145,9 +149,10 @@ impl Members {
         self.bounds.as_ref().is_some_and(Bounds::are_any)
     }
 
-    /// Whether memory is on its way from one client to another.
+    /// Whether memory or storage is on its way from one client to another, or to one soon.
     pub(crate) fn is_busy(&self) -> bool {
-        !self.waiting.is_empty() || !self.members.values().all(Member::is_settled)
+        let is_settled = |it: &Member| it.is_settled() && it.storage_is_settled();
+        !self.waiting.is_empty() || !self.members.values().all(is_settled)
     }
 
     fn held(&self) -> u64 {
@@ -190,8 +195,8 @@ impl Members {
             );
             return self.refuse(id, why, None);
         };
-        if let Some((why, could)) = self.storage_is_short() {
-            return self.refuse(id, why, Some(could));
+        if let Err(short) = (self.storage).could_admit(&self.members, self.waiting.len()) {
+            return self.refuse(id, short.why, Some(short.left));
         }
         if let Some(why) = self.load_is_too_much(&class, &hello.class) {
             return self.refuse(id, why, None);
@@ -220,8 +225,7 @@ impl Members {
     /// A client of an earlier daemon keeps what it has, whatever the configuration says now.
     fn claim(&mut self, id: u64, pid: u32, hello: Hello, claim: &Claim, class: Class) {
         self.expected.remove(&pid);
-        let budgets = self.config.tiers.len();
-        let storage = claim.storage.iter().copied().take(budgets).collect();
+        let storage = store::claimed(&self.config.tiers, &claim.storage);
         let most = most(&class, &hello).max(GRANT_MIN);
         let limit = Bytes(claim.memory.min(BYTES_MAX));
         let member = Member {
@@ -246,28 +250,6 @@ impl Members {
         self.stirred = true;
     }
 
-    /// Why there is no storage for one more client, and how much is left of what is short.
-    fn storage_is_short(&self) -> Option<(String, u64)> {
-        let budgets = self
-            .config
-            .tiers
-            .iter()
-            .filter(|budget| budget.sizes.is_some());
-        for (at, budget) in budgets.enumerate() {
-            let (whole, each) = budget.sizes?;
-            let left = whole.0.saturating_sub(self.granted(at));
-            if left < each.0 {
-                let why = format!(
-                    "the tier {} has no room for one more file of {each}: {} of {whole} is left",
-                    budget.spec,
-                    Bytes(left)
-                );
-                return Some((why, left));
-            }
-        }
-        None
-    }
-
     /// Why the devices cannot serve one more client of a class, if it is known how fast they are.
     fn load_is_too_much(&self, class: &Class, name: &str) -> Option<String> {
         let devices = load::devices(&self.config.tiers)?;
@@ -276,13 +258,6 @@ impl Members {
         let waiting = self.waiting.iter().map(|it| load::asks(&it.class, None));
         let here: Vec<_> = here.chain(waiting).collect();
         load::refuses(&here, class, name, &devices)
-    }
-
-    /// Bytes of the budget `at` that clients have.
-    fn granted(&self, at: usize) -> u64 {
-        let each = self.members.values();
-        each.map(|it| it.storage.get(at).copied().unwrap_or(0))
-            .fold(0, u64::saturating_add)
     }
 
     fn grant(&self, member: &Member) -> Grant {
@@ -296,7 +271,7 @@ impl Members {
                 .iter()
                 .map(|it| it.spec.to_string())
                 .collect(),
-            storage: member.storage.clone(),
+            storage: member.quotas(),
             devices: load::emulated(&self.config.tiers),
             latency: member.class.latency.as_ref().map(ToString::to_string),
             cpus: member.class.cpus.as_ref().map(ToString::to_string),
@@ -305,14 +280,17 @@ impl Members {
         }
     }
 
-    /// A client's figures.
-    pub(crate) fn figures(&mut self, id: u64, figures: Figures) {
+    /// A client's figures, and those of its storage.
+    pub(crate) fn figures(&mut self, id: u64, figures: Figures, stored: &[StorageFigures]) {
         let now = self.now;
         let Some(member) = self.members.get_mut(&id) else {
             return self.end(id, "it has figures and was not admitted");
         };
         if member.told.take().is_none() {
             return self.end(id, "it was not asked for figures");
+        }
+        if let Err(why) = member.note_storage(stored, now) {
+            return self.end(id, why);
         }
         let is_still = figures.swap_ins == member.figures.swap_ins;
         if let Some(curve) = &figures.curve
@@ -351,12 +329,39 @@ impl Members {
             let uses = member.ceiling.min(Bytes(member.figures.dram));
             member.ceiling = member.limit.max(uses);
         }
-        let pause = match (member.is_settled(), is_still) {
+        let is_settled = member.is_settled() && member.storage_is_settled();
+        let pause = match (is_settled, is_still && !member.storage_grows()) {
             (false, _) => TELL[0],
             (true, false) => TELL[1],
             (true, true) => TELL[2],
         };
         member.next_tell = now + pause;
+    }
+
+    /// Half of what a quota left a client is full.
+    pub(crate) fn fills(&mut self, id: u64, stored: &[StorageFigures]) {
+        let now = self.now;
+        let member = self.members.get_mut(&id);
+        let noted = member.map_or(Err("it fills storage and was not admitted"), |member| {
+            member.next_tell = now;
+            member.note_storage(stored, now)
+        });
+        if let Err(why) = noted {
+            self.end(id, why);
+        }
+    }
+
+    /// A client's answer to `Quotas`.
+    pub(crate) fn kept_quotas(&mut self, id: u64, stored: &[StorageFigures]) {
+        let now = self.now;
+        let member = self.members.get_mut(&id);
+        let kept = member.map_or(Err("it keeps to quotas and was not admitted"), |member| {
+            member.next_tell = now;
+            member.kept_quotas(stored)
+        });
+        if let Err(why) = kept {
+            self.end(id, why);
+        }
     }
 
     /// A client's answer to `Keep`.
@@ -403,10 +408,20 @@ impl Members {
         self.now = now;
         self.ask_for_figures();
         self.end_windows();
+        let first = self.waiting.front().map(|waiting| waiting.id);
+        (self.storage).plan(&mut self.members, self.stirred, first);
         self.plan();
         self.shrink();
         self.admit();
         self.grow();
+        self.ask_for_quotas();
+    }
+
+    fn ask_for_quotas(&mut self) {
+        let may_raise = !self.awaits_claims();
+        for (id, quotas) in self.storage.ask(&mut self.members, may_raise) {
+            self.say(id, ToKeeper::Quotas(quotas));
+        }
     }
 
     fn ask_for_figures(&mut self) {
@@ -566,6 +581,12 @@ impl Members {
             return;
         };
         let waited = self.now.saturating_sub(first.since);
+        if let Err(short) = self.storage.can_admit(&self.members) {
+            if waited >= PATIENCE_MAX {
+                self.refuse_waiting(short.why, short.left);
+            }
+            return;
+        }
         let least = first.class.memory_min.min(first.most).max(GRANT_MIN);
         let target = first.target.unwrap_or(first.most).max(least);
         if free < target && !(waited >= PATIENCE && free >= least) {
@@ -583,12 +604,11 @@ impl Members {
             self.stirred = true;
             return self.refuse(first.id, why, None);
         }
-        let sizes = self.config.tiers.iter().filter_map(|budget| budget.sizes);
         let (pid, class) = (first.pid, first.class);
         let member = Member {
             next_tell: self.now + TELL[1],
             target,
-            storage: sizes.map(|(_, each)| each.0).collect(),
+            storage: store::granted(&self.config.tiers),
             // It begins now, so all that it tells is its own.
             counted: Some((self.now, 0)),
             stalled: Some(0.0),
@@ -601,13 +621,16 @@ impl Members {
 
     /// The first that waits has waited too long.
     fn refuse_for_memory(&mut self, free: Bytes) {
-        let Some(first) = self.waiting.pop_front() else {
-            return;
-        };
         let (held, memory) = (Bytes(self.held()), self.config.memory);
         let why = format!("no memory is free: other clients hold {held} of {memory}");
-        self.refuse(first.id, why, Some(free.0));
-        self.stirred = true;
+        self.refuse_waiting(why, free.0);
+    }
+
+    fn refuse_waiting(&mut self, why: String, could: u64) {
+        if let Some(first) = self.waiting.pop_front() {
+            self.refuse(first.id, why, Some(could));
+            self.stirred = true;
+        }
     }
 
     /// Gives what is free to clients that shall have more. Those that wait come first.
@@ -634,10 +657,12 @@ impl Members {
     /// For a user. `pid` is that of the daemon.
     pub(crate) fn status(&self, pid: u32) -> DaemonStatus {
         let budgets = self.config.tiers.iter().filter(|it| it.sizes.is_some());
-        let budget = |(at, budget): (usize, &crate::config::Budget)| BudgetStatus {
+        let given = self.storage.given(&self.members).into_iter();
+        let budget = |(budget, (granted, used)): (&Budget, (u64, u64))| BudgetStatus {
             spec: budget.spec.to_string(),
             size_bytes: budget.sizes.map_or(0, |(whole, _)| whole.0),
-            granted_bytes: self.granted(at),
+            granted_bytes: granted,
+            used_bytes: used,
         };
         DaemonStatus {
             schema_version: 1,
@@ -646,7 +671,7 @@ impl Members {
             memory_bytes: self.config.memory.0,
             held_bytes: self.held(),
             free_bytes: self.free(),
-            tiers: budgets.enumerate().map(budget).collect(),
+            tiers: budgets.zip(given).map(budget).collect(),
             clients: {
                 let at_device = self.at_device();
                 let each = self.members.iter().map(|(id, member)| MemberStatus {

@@ -146,7 +146,7 @@ impl World {
                 assert!(grant.memory <= grant.memory_most);
                 fake.limit = Some(grant.memory);
             }
-            Some(ToKeeper::Tell) => self.members.figures(id, fake.figures()),
+            Some(ToKeeper::Tell) => self.members.figures(id, fake.figures(), &[]),
             Some(ToKeeper::Keep { memory }) if obeys => {
                 fake.limit = Some(memory);
                 self.members.kept(id, memory, None);
@@ -319,7 +319,7 @@ fn clients_of_an_earlier_daemon_keep_what_they_have_before_others_come() {
     let claim = |memory: u64| Hello {
         claim: Some(Claim {
             memory: memory * MIB,
-            storage: vec![1, 2, 3],
+            storage: Vec::new(),
             devices: Vec::new(),
         }),
         ..hello("no such class")
@@ -355,7 +355,7 @@ fn memory_of_a_client_that_has_not_come_back_is_not_given_to_another() {
     let first = world.join(Hello {
         claim: Some(Claim {
             memory: 30 * MIB,
-            storage: vec![1, 2, 3],
+            storage: Vec::new(),
             devices: Vec::new(),
         }),
         ..hello("default")
@@ -375,7 +375,7 @@ fn what_a_claiming_client_uses_is_not_given_before_its_figures_are_known() {
     let claim = Hello {
         claim: Some(Claim {
             memory: 10 * MIB,
-            storage: vec![1, 2, 3],
+            storage: Vec::new(),
             devices: Vec::new(),
         }),
         ..hello("default")
@@ -392,7 +392,7 @@ fn what_a_claiming_client_uses_is_not_given_before_its_figures_are_known() {
         limit: Some(10 * MIB),
         ..Figures::default()
     };
-    world.members.figures(first, uses);
+    world.members.figures(first, uses, &[]);
     world.tick(20);
     assert_eq!(world.members.status(1).free_bytes, 40 * MIB);
 }
@@ -404,7 +404,7 @@ fn what_a_client_may_not_say_ends_it_and_harms_none() {
     world.calm(1);
     type Lie = fn(&mut Members, u64);
     let lies: [Lie; 5] = [
-        |members, id| members.figures(id, Figures::default()),
+        |members, id| members.figures(id, Figures::default(), &[]),
         |members, id| members.kept(id, 1 << 40, None),
         |members, id| members.hello(id, 7, hello("default")),
         |members, id| {
@@ -456,7 +456,7 @@ fn what_a_client_may_not_say_ends_it_and_harms_none() {
         page_ins: None,
         curve: Some(curve),
     };
-    world.members.figures(liar, figures);
+    world.members.figures(liar, figures, &[]);
     world.tick(20);
     assert!(serde_json::to_string(&world.members.status(1)).is_ok());
     assert!(world.fakes[&good].limit.is_some());

@@ -384,7 +384,9 @@ impl Server {
                 }
                 self.members.hello(id, pid, hello);
             }
-            ToDaemon::Figures(figures) => self.members.figures(id, figures),
+            ToDaemon::Figures { client, storage } => self.members.figures(id, client, &storage),
+            ToDaemon::Fills(storage) => self.members.fills(id, &storage),
+            ToDaemon::Quotas(storage) => self.members.kept_quotas(id, &storage),
             ToDaemon::Kept { memory, refused } => {
                 self.members.kept(id, memory, refused.as_deref());
             }

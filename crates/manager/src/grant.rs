@@ -1,9 +1,10 @@
 //! The messages between a keeper and the daemon, which grants memory and storage: one JSON value a
 //! line, each at most [`LINE_BYTES_MAX`] long. docs/design/0027.
 //!
-//! A keeper says `Hello`, and is granted or refused. From then on the daemon asks (`Tell`, `Keep`),
-//! at most one question of a kind at a time, and the keeper answers. The grant lasts as long as the
-//! connection. A keeper whose daemon has gone says `Hello` with a claim to the next one.
+//! A keeper says `Hello`, and is granted or refused. From then on the daemon asks (`Tell`, `Keep`,
+//! `Quotas`), at most one question of a kind at a time, and the keeper answers. The grant lasts as
+//! long as the connection. A keeper whose daemon has gone says `Hello` with a claim to the next
+//! one.
 
 use std::fmt;
 use std::time::Duration;
@@ -12,13 +13,15 @@ use serde::{Deserialize, Serialize};
 use undercroft_qos::LatencyBound;
 use undercroft_qos::tail::BUCKETS;
 
+pub use undercroft_tier::file::SLAB_BYTES;
+
 pub use crate::gauges::knobs::Goes;
 
 /// The daemon's socket, in the directory of the runs.
 pub const SOCKET: &str = "daemon.sock";
 
 /// Version of these messages. Others are refused.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// Longest message.
 pub const LINE_BYTES_MAX: usize = 64 << 10;
@@ -32,7 +35,12 @@ pub enum ToDaemon {
     /// The first message of a keeper.
     Hello(Hello),
     /// The answer to `Tell`.
-    Figures(Figures),
+    Figures {
+        /// How the client does.
+        client: Figures,
+        /// What it has of each tier that has a budget.
+        storage: Vec<StorageFigures>,
+    },
     /// The answer to `Keep`.
     Kept {
         /// The limit that was asked for.
@@ -40,6 +48,10 @@ pub enum ToDaemon {
         /// Why it is not in force; null = it is.
         refused: Option<String>,
     },
+    /// Half of what a quota left is full. Not an answer: it may be said at any time.
+    Fills(Vec<StorageFigures>),
+    /// The answer to `Quotas`: what it has of each tier that has a budget, since they hold.
+    Quotas(Vec<StorageFigures>),
     /// What is the state of everything?
     Status,
 }
@@ -64,11 +76,32 @@ pub struct Hello {
 pub struct Claim {
     /// The limit in force, in bytes.
     pub memory: u64,
-    /// Bytes of each tier that has a budget.
-    pub storage: Vec<u64>,
+    /// What it has of each tier that has a budget.
+    pub storage: Vec<StorageClaim>,
     /// Descriptions of the tiers whose emulated devices it uses. The memory of each comes along as
     /// a descriptor.
     pub devices: Vec<String>,
+}
+
+/// What a keeper holds of a tier.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StorageClaim {
+    /// Its description, as granted.
+    pub tier: String,
+    /// What it has.
+    pub figures: StorageFigures,
+}
+
+/// What a client has of a tier, in bytes. All of them 0: the tier was removed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StorageFigures {
+    /// Its quota: what it may take.
+    pub quota: u64,
+    /// Space that it has, with or without pages in it. More than the quota: it may get no more, and
+    /// gives back what comes free.
+    pub held: u64,
+    /// Of its pages.
+    pub used: u64,
 }
 
 /// Figures of a client whose use of memory is not known.
@@ -207,6 +240,9 @@ pub enum ToKeeper {
         /// In bytes.
         memory: u64,
     },
+    /// Take no more than this, in bytes, of each tier that has a budget: whole slabs of
+    /// [`SLAB_BYTES`], as the last answer has them or others.
+    Quotas(Vec<u64>),
     /// Turn the knobs of latency control so. No answer is awaited.
     Turn(Turn),
     /// The answer to `Status`.
@@ -224,7 +260,8 @@ pub struct Grant {
     pub memory_most: u64,
     /// Its tiers, as `--tier` has them; empty = the run chooses.
     pub tiers: Vec<String>,
-    /// Bytes of each tier that has a budget.
+    /// What it may take of each tier that has a budget, in bytes. Of a file that may become more,
+    /// up to its size.
     pub storage: Vec<u64>,
     /// Tiers, counted from 0, whose emulated device all clients share. The memory of each comes
     /// along as a descriptor.
@@ -282,8 +319,10 @@ pub struct BudgetStatus {
     pub spec: String,
     /// What may be granted in all.
     pub size_bytes: u64,
-    /// What is granted.
+    /// What clients may take, or have.
     pub granted_bytes: u64,
+    /// What their pages take, as they say.
+    pub used_bytes: u64,
 }
 
 /// One client of the daemon.
@@ -311,6 +350,8 @@ pub struct MemberStatus {
     pub stall_seconds: f64,
     /// Faults that read a tier since its start, as it says.
     pub swap_ins: u64,
+    /// What it has of each tier with a budget, as it says.
+    pub storage: Vec<StorageFigures>,
     /// It claimed what an earlier daemon had granted.
     pub claimed: bool,
     /// How its latency bound is kept; null = it has none, or the daemon has no say in it.
@@ -367,6 +408,11 @@ impl Lines {
         line.pop();
         Some(line)
     }
+
+    /// Whether there is one.
+    pub fn has_line(&self) -> bool {
+        self.bytes.contains(&b'\n')
+    }
 }
 
 #[cfg(test)]
@@ -422,7 +468,10 @@ mod tests {
             memory_max: None,
             claim: Some(Claim {
                 memory: 1 << 40,
-                storage: vec![7],
+                storage: vec![StorageClaim {
+                    tier: "file:/a,size=1G".to_owned(),
+                    figures: StorageFigures::default(),
+                }],
                 devices: vec!["file:/a,shape=nvme".to_owned()],
             }),
         });

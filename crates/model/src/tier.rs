@@ -7,6 +7,7 @@
 //! always says that the copy must be fetched; storms read it by [`FakeTier::read`], too.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use undercroft_base::{
@@ -163,6 +164,8 @@ impl Inner {
 #[derive(Debug)]
 pub struct FakeTier {
     info: TierInfo,
+    /// What it may hold now, in bytes.
+    most: AtomicU64,
     inner: Mutex<Inner>,
 }
 
@@ -177,6 +180,7 @@ impl FakeTier {
                 emulated: true,
                 capacity,
             },
+            most: AtomicU64::new(capacity.0),
             inner: Mutex::new(Inner {
                 kept: BTreeMap::new(),
                 free: Vec::new(),
@@ -194,6 +198,12 @@ impl FakeTier {
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on it may hold this much, and no more than its size. What is there stays.
+    pub fn set_capacity(&self, capacity: Bytes) {
+        let most = capacity.min(self.info.capacity);
+        self.most.store(most.0, Ordering::Relaxed);
     }
 
     /// From now on it fails this often.
@@ -283,6 +293,10 @@ impl Tier for FakeTier {
         &self.info
     }
 
+    fn capacity(&self) -> Bytes {
+        Bytes(self.most.load(Ordering::Relaxed))
+    }
+
     fn usage(&self) -> TierUsage {
         let inner = self.inner();
         let logical = Bytes((inner.kept.len() * PAGE_BYTES) as u64);
@@ -302,7 +316,7 @@ impl Tier for FakeTier {
                 "the caller's checksum"
             );
             let rates = inner.rates;
-            let full = (inner.kept.len() + 1) * PAGE_BYTES > self.info.capacity.0 as usize;
+            let full = (inner.kept.len() + 1) * PAGE_BYTES > self.capacity().0 as usize;
             let failed = match (inner.gone, full) {
                 (true, _) => Some(("gone", StoreError::Failed(FailKind::Io))),
                 (_, true) => Some(("full", StoreError::Full)),

@@ -381,7 +381,7 @@ pub(crate) fn fills_and_recovers(subject: &Subject<'_>, seed: u64, pages_max: us
                     Err(error) => assert_eq!(error, StoreError::Full),
                 }
             }
-            assert!(subject.tier.usage().held <= subject.tier.info().capacity);
+            assert!(subject.tier.usage().held <= subject.tier.capacity());
             if full {
                 return;
             }

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use undercroft_base::{Bytes, Slot, Tier};
 use undercroft_sys::mapping::SharedMemory;
 
-use crate::file::{Backing, BackingError, FileTier, FileTierError};
+use crate::file::{Backing, BackingError, FileTier, FileTierError, Room};
 use crate::nvm::{NvmBacking, NvmError, NvmTier, NvmTierError};
 use crate::ram::{RamPool, RamPoolError};
 use crate::remote::{Claimed, RemoteError, RemoteTier};
@@ -71,6 +71,8 @@ pub struct OpenTier {
     below: Below,
     /// Whose times it is given, if others use that device, too.
     device: Option<SharedDevice>,
+    /// What it rings when half of what its quota leaves is full.
+    bell: Option<OwnedFd>,
 }
 
 /// A file or device as it is handed over: descriptor, name, usable bytes.
@@ -102,6 +104,7 @@ impl OpenTier {
                     memory: SharedMemory::create("uc-ram-tier", reserve)?,
                     below: Below::Memory,
                     device: None,
+                    bell: None,
                 });
             }
             TierSpec::Nvm(nvm) => {
@@ -120,6 +123,7 @@ impl OpenTier {
                     memory,
                     below,
                     device: None,
+                    bell: None,
                 });
             }
         };
@@ -128,6 +132,7 @@ impl OpenTier {
             memory,
             below,
             device: None,
+            bell: None,
         })
     }
 
@@ -156,6 +161,7 @@ impl OpenTier {
             memory,
             below,
             device: None,
+            bell: None,
         })
     }
 
@@ -170,6 +176,16 @@ impl OpenTier {
         Ok(())
     }
 
+    /// An eventfd: a file rings it when half of what its quota left is full. See [`Room`].
+    pub fn give_bell(&mut self, bell: OwnedFd) {
+        self.bell = Some(bell);
+    }
+
+    /// The same, to hand over.
+    pub fn bell(&self) -> Option<BorrowedFd<'_>> {
+        self.bell.as_ref().map(AsFd::as_fd)
+    }
+
     /// The memory of the device that it shares with others, to hand over.
     pub fn device(&self) -> Option<BorrowedFd<'_>> {
         self.device.as_ref().map(SharedDevice::memory)
@@ -182,6 +198,18 @@ impl OpenTier {
             Some(shared) => Shape::over(name, shared),
             None => Shape::new(name),
         })
+    }
+
+    /// By which its quota is changed while it is used; `None`: it is no file, or a whole device.
+    ///
+    /// Errors: no descriptor, or no address space.
+    pub fn room(&self) -> io::Result<Option<Room>> {
+        match &self.below {
+            Below::File(backing) if !backing.is_block_device() => {
+                Room::over(self.memory.as_fd(), backing.bytes()).map(Some)
+            }
+            Below::File(_) | Below::Nvm(_) | Below::Memory | Below::Remote(_) => Ok(None),
+        }
     }
 
     /// Its memory: the pool, or the slot table.
@@ -266,7 +294,8 @@ impl OpenTier {
                 } else {
                     FileTier::new
                 };
-                MadeTier::File(Box::new(make(backing, self.memory)?))
+                let tier = make(backing, self.memory)?;
+                MadeTier::File(Box::new(tier.with_bell(self.bell)))
             }
         })
     }

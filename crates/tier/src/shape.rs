@@ -135,6 +135,10 @@ impl<T: Tier> Tier for Shaped<T> {
         &self.info
     }
 
+    fn capacity(&self) -> Bytes {
+        self.tier.capacity()
+    }
+
     fn usage(&self) -> TierUsage {
         self.tier.usage()
     }

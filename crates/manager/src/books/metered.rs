@@ -227,7 +227,7 @@ impl MeteredTier {
     /// What it may hold now.
     fn capacity(&self) -> Bytes {
         let ceiling = Bytes(self.ceiling.load(Ordering::Relaxed));
-        self.tier.info().capacity.min(ceiling)
+        self.tier.capacity().min(ceiling)
     }
 
     /// It may hold no more than this. What is above moves down, or leaves with its pages.

@@ -27,6 +27,8 @@ pub struct TierLaunch {
     pub backing: Option<(i32, String, u64)>,
     /// Memory of the emulated device that it shares with other runs.
     pub device: Option<i32>,
+    /// What it rings when half of what its quota leaves is full.
+    pub bell: Option<i32>,
 }
 
 /// The capacity of a tier under a limit, if it is a pool.
@@ -66,7 +68,7 @@ pub(crate) fn open(options: &ClientOptions) -> Result<Vec<OpenTier>, OpenError> 
 /// All descriptors of a tier that the manager inherits.
 pub(crate) fn descriptors(tier: &OpenTier) -> Vec<BorrowedFd<'_>> {
     let below = tier.below().map(|(fd, ..)| fd);
-    let more = below.into_iter().chain(tier.device());
+    let more = below.into_iter().chain(tier.device()).chain(tier.bell());
     [tier.memory()].into_iter().chain(more).collect()
 }
 
@@ -77,6 +79,7 @@ pub(crate) fn launch(tier: &OpenTier) -> TierLaunch {
         memory: tier.memory().as_raw_fd(),
         backing: below.map(|(fd, name, bytes)| (fd.as_raw_fd(), name, bytes.0)),
         device: tier.device().map(|memory| memory.as_raw_fd()),
+        bell: tier.bell().map(|bell| bell.as_raw_fd()),
     }
 }
 
@@ -118,6 +121,8 @@ pub(crate) struct Inherited {
     pub below: Option<Handed<OwnedFd>>,
     /// Memory of the emulated device that it shares with other runs.
     pub device: Option<OwnedFd>,
+    /// What it rings when half of what its quota leaves is full.
+    pub bell: Option<OwnedFd>,
 }
 
 /// Builds the tiers over inherited descriptors. They are empty.
@@ -147,6 +152,9 @@ fn made(
         let mut opened = OpenTier::inherit(spec, tier.memory, tier.below)?;
         if let Some(device) = tier.device {
             opened.share_device(spec, device)?;
+        }
+        if let Some(bell) = tier.bell {
+            opened.give_bell(bell);
         }
         let shape = opened.take_shape(spec);
         let pool = first_capacity(options, index);

@@ -168,10 +168,12 @@ impl Memories {
                 None => None,
             };
             let device = tier.device.map(process::take_inherited).transpose()?;
+            let bell = tier.bell.map(process::take_inherited).transpose()?;
             tiers.push(tiers::Inherited {
                 memory,
                 below: backing,
                 device,
+                bell,
             });
         }
         Ok(Memories {

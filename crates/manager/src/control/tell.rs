@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 use serde::Deserialize;
-use undercroft_base::{Bytes, Nanos, TierId};
+use undercroft_base::{Bytes, Nanos, TierId, TierInfo};
 use undercroft_engine::Stats;
 use undercroft_sys::procfs;
 use undercroft_tier::file::FileMeter;
@@ -52,7 +52,10 @@ fn inputs_of<'a>(
 ) -> TierInputs<'a> {
     let (peak, at_logical_peak) = metered.note_usage();
     TierInputs {
-        info: metered.tier.info(),
+        info: TierInfo {
+            capacity: metered.tier.capacity(),
+            ..metered.tier.info().clone()
+        },
         mapped_as: metered.mapped_as,
         shape: metered.shape,
         peak,

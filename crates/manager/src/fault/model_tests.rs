@@ -90,6 +90,7 @@ fn inherited(options: &ClientOptions) -> Vec<tiers::Inherited> {
             memory,
             below,
             device: None,
+            bell: None,
         }
     });
     inherited.collect()

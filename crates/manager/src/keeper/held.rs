@@ -11,8 +11,11 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::io::Errno;
 use undercroft_base::Bytes;
 use undercroft_sys::fdpass::{self, FDS_MAX};
+use undercroft_tier::file::{Room, Taken};
 use undercroft_tier::open::{OpenError, OpenTier};
 use undercroft_tier::spec::TierSpec;
 
@@ -21,7 +24,7 @@ use super::status;
 use crate::control::{Answered, Ask, Word};
 use crate::grant::{
     COMMAND_BYTES_MAX, Claim, DaemonStatus, Figures, Grant, Hello, Lines, Refusal, SOCKET,
-    ToDaemon, ToKeeper, UNKNOWN, VERSION, line,
+    StorageClaim, StorageFigures, ToDaemon, ToKeeper, UNKNOWN, VERSION, line,
 };
 use crate::options::{MOVES_MIN, RunOptions};
 
@@ -78,6 +81,40 @@ pub(super) struct Held {
     /// Emulated devices that other clients of the daemon use, too: of which tier, and the memory of
     /// each.
     devices: Vec<(u8, OwnedFd)>,
+    /// Tiers that have a budget, in their order.
+    stores: Vec<Store>,
+    /// What they ring when half of what a quota left is full.
+    bell: Option<OwnedFd>,
+}
+
+/// A tier of which the daemon grants storage.
+struct Store {
+    /// Its number, counted from 0.
+    tier: usize,
+    /// By which its quota is changed; `None`: it has what was granted, as long as it is there.
+    room: Option<Room>,
+    granted: u64,
+}
+
+impl Store {
+    fn figures(&self) -> StorageFigures {
+        match &self.room {
+            Some(room) => figures(room.read()),
+            None => StorageFigures {
+                quota: self.granted,
+                held: self.granted,
+                used: self.granted,
+            },
+        }
+    }
+}
+
+fn figures(taken: Taken) -> StorageFigures {
+    StorageFigures {
+        quota: taken.quota.0,
+        held: taken.held.0,
+        used: taken.used.0,
+    }
 }
 
 impl Held {
@@ -135,6 +172,8 @@ impl Held {
                     hello,
                     grant,
                     devices,
+                    stores: Vec::new(),
+                    bell: None,
                 })
             }
             (ToKeeper::Refused(refusal), _) => Err(HeldError::Refused(refusal)),
@@ -190,14 +229,33 @@ impl Held {
         Ok(granted)
     }
 
-    /// Has the tiers use the emulated devices that the daemon's clients share.
+    /// Has the tiers keep to what was granted of them, and use the emulated devices that the
+    /// daemon's clients share.
     ///
-    /// Errors: one of them is no such device.
-    pub(super) fn share_devices(
-        &self,
+    /// Errors: one of these is no such device, or no memory.
+    pub(super) fn fit(
+        &mut self,
         specs: &[TierSpec],
         tiers: &mut [OpenTier],
     ) -> Result<(), OpenError> {
+        let has_budget = |spec: &TierSpec| matches!(spec, TierSpec::File(_) | TierSpec::Nvm(_));
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let bell = eventfd(0, flags).map_err(io::Error::from)?;
+        let all = specs.iter().zip(tiers.iter_mut()).enumerate();
+        let budgets = all.filter(|(_, (spec, _))| has_budget(spec));
+        for ((tier, (_, open)), granted) in budgets.zip(&self.grant.storage) {
+            let (room, granted) = (open.room()?, *granted);
+            if let Some(room) = &room {
+                room.begin(Bytes(granted));
+                open.give_bell(bell.try_clone()?);
+            }
+            self.stores.push(Store {
+                tier,
+                room,
+                granted,
+            });
+        }
+        self.bell = Some(bell);
         for (at, memory) in &self.devices {
             let at = usize::from(*at);
             if let (Some(spec), Some(tier)) = (specs.get(at), tiers.get_mut(at)) {
@@ -238,9 +296,17 @@ impl Held {
     /// Answers the daemon until the connection ends.
     fn serve(&mut self, socket: &Path) -> io::Result<()> {
         loop {
+            if self.is_rung()? {
+                send(&self.stream, &ToDaemon::Fills(self.storage()))?;
+                continue;
+            }
             let answer = match receive(&self.stream, &mut self.lines, None)?.0 {
-                ToKeeper::Tell => ToDaemon::Figures(self.figures(socket)),
+                ToKeeper::Tell => ToDaemon::Figures {
+                    client: self.figures(socket),
+                    storage: self.storage(),
+                },
                 ToKeeper::Keep { memory } => self.change(socket, memory),
+                ToKeeper::Quotas(quotas) => self.set_quotas(&quotas),
                 ToKeeper::Turn(turn) => {
                     let _ = status::pass_on(socket, &Word::Turn(turn));
                     continue;
@@ -250,6 +316,34 @@ impl Held {
             };
             send(&self.stream, &answer)?;
         }
+    }
+
+    /// Waits until the daemon says something or a tier rings. Whether one does.
+    fn is_rung(&self) -> io::Result<bool> {
+        let Some(bell) = &self.bell else {
+            return Ok(false);
+        };
+        if self.lines.has_line() {
+            return Ok(false);
+        }
+        let mut fds = [
+            PollFd::new(&self.stream, PollFlags::IN),
+            PollFd::new(bell, PollFlags::IN),
+        ];
+        loop {
+            match poll(&mut fds, None) {
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+                Ok(_) if !fds[0].revents().is_empty() => return Ok(false),
+                // It may ring again from now on.
+                Ok(_) => return Ok(rustix::io::read(bell, &mut [0; 8]).is_ok()),
+            }
+        }
+    }
+
+    /// What it has of each tier that has a budget.
+    fn storage(&self) -> Vec<StorageFigures> {
+        self.stores.iter().map(Store::figures).collect()
     }
 
     /// What the daemon is told.
@@ -279,6 +373,15 @@ impl Held {
         ToDaemon::Kept { memory, refused }
     }
 
+    /// Sets quotas. It needs no manager: one that takes over keeps to them, too.
+    fn set_quotas(&self, quotas: &[u64]) -> ToDaemon {
+        let set = |(store, quota): (&Store, &u64)| match &store.room {
+            Some(room) => figures(room.set(Bytes(*quota))),
+            None => store.figures(),
+        };
+        ToDaemon::Quotas(self.stores.iter().zip(quotas).map(set).collect())
+    }
+
     /// Looks for a daemon until one takes the claim.
     fn find_again(&mut self) {
         let (mut pause, longest) = PAUSE;
@@ -287,7 +390,7 @@ impl Held {
             pause = (2 * pause).min(longest);
             let claim = Claim {
                 memory: self.grant.memory,
-                storage: self.grant.storage.clone(),
+                storage: self.stores.iter().map(|it| self.claim_of(it)).collect(),
                 devices: self.shared_tiers(),
             };
             let hello = Hello {
@@ -302,10 +405,24 @@ impl Held {
                         ..found.grant
                     },
                     devices: std::mem::take(&mut self.devices),
+                    stores: std::mem::take(&mut self.stores),
+                    bell: self.bell.take(),
                     ..found
                 };
                 return;
             }
+        }
+    }
+
+    fn claim_of(&self, store: &Store) -> StorageClaim {
+        StorageClaim {
+            tier: self
+                .grant
+                .tiers
+                .get(store.tier)
+                .cloned()
+                .unwrap_or_default(),
+            figures: store.figures(),
         }
     }
 

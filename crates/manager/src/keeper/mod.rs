@@ -219,9 +219,9 @@ fn try_run(
 ) -> Result<End, RunError> {
     process::become_subreaper()?;
     let dir = RunDir::create()?;
-    let (options, held) = ask_daemon(options)?;
+    let (options, mut held) = ask_daemon(options)?;
     let options = &options;
-    let tiers = open_tiers(options, held.as_ref(), voice)?;
+    let tiers = open_tiers(options, held.as_mut(), voice)?;
     let mut estate = Estate::make(options, &dir, tiers)?;
     let mut manager = estate.start_manager()?;
     // Before there is a program: a failure harms none.
@@ -282,12 +282,12 @@ fn try_run(
 /// Opens the tiers, and says what the user should know of them.
 fn open_tiers(
     options: &RunOptions,
-    held: Option<&Held>,
+    held: Option<&mut Held>,
     voice: &mut Voice,
 ) -> Result<Vec<OpenTier>, OpenError> {
     let mut tiers = tiers::open(&options.client)?;
     if let Some(held) = held {
-        held.share_devices(&options.client.tiers, &mut tiers)?;
+        held.fit(&options.client.tiers, &mut tiers)?;
     }
     if !options.client.quiet {
         warn_of(&tiers, voice);

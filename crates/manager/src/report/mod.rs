@@ -572,8 +572,8 @@ pub struct ReportInputs<'a> {
 
 /// Plain inputs of one tier.
 pub struct TierInputs<'a> {
-    /// What it is.
-    pub info: &'a TierInfo,
+    /// What it is, with what it may hold now.
+    pub info: TierInfo,
     /// How it is mapped, if it is.
     pub mapped_as: Option<MappedAs>,
     /// The device whose times it is given.

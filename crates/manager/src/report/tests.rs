@@ -59,7 +59,6 @@ fn sample() -> Report {
         dram_peak: Bytes(6 << 20),
         ..Stats::default()
     };
-    let info = ram();
     let wall = Nanos(2_500_000_000);
     let mrc = MissRatioCurve::of(&curve(), 8 << 20, &stats, (wall, Nanos(0)), Nanos(5_000));
     Report::new(&ReportInputs {
@@ -74,7 +73,7 @@ fn sample() -> Report {
         stall_some: Nanos(800_000),
         stall_bound: Some(stall_bound()),
         tiers: vec![TierInputs {
-            info: &info,
+            info: ram(),
             mapped_as: None,
             shape: None,
             peak: usage(8 << 20, 2 << 20, 3 << 20),

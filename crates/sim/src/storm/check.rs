@@ -300,7 +300,7 @@ impl World {
     /// A page that could be evicted, if the last tier has room.
     fn could_leave(&self) -> Option<(usize, VirtPage, Entry)> {
         let last = self.tiers.last().expect("a tier");
-        if last.is_gone() || last.usage().logical.0 + super::world::PAGE > last.info().capacity.0 {
+        if last.is_gone() || last.usage().logical.0 + super::world::PAGE > last.capacity().0 {
             return None;
         }
         self.entries().into_iter().find(|(proc, page, entry)| {

@@ -1,7 +1,7 @@
 //! Failures around the engine: tiers that fail, hang and disappear, a space that refuses, wake-ups
 //! late and out of order.
 
-use undercroft_base::{SpaceId, Tier, TierId, TierKind, VirtPage, VirtRange};
+use undercroft_base::{Bytes, SpaceId, Tier, TierId, TierKind, VirtPage, VirtRange};
 use undercroft_model::{Content, FailRates, Mm, Refusal};
 
 use super::work::SpaceRates;
@@ -80,6 +80,9 @@ impl World {
         }
         if !on {
             self.hung_until.fill(0);
+            for tier in &self.tiers {
+                tier.set_capacity(tier.info().capacity);
+            }
         }
     }
 
@@ -103,8 +106,27 @@ impl World {
                 self.log(|| format!("tier {at} gone: {gone}"));
             }
             10..13 => self.wake_without_reason(),
+            13..15 if is_file => self.change_quota(at),
             _ => {}
         }
+    }
+
+    /// A file may hold more from now on, or less, perhaps less than it has.
+    fn change_quota(&mut self, at: usize) {
+        let tier = &self.tiers[at];
+        let (size, used) = (tier.info().capacity.0, tier.usage().logical.0);
+        let quota = match self.random.below(3) {
+            0 => size,
+            1 => used / 2 + self.random.below(used + 1),
+            _ => self.random.below(size + 1),
+        };
+        tier.set_capacity(Bytes(quota));
+        self.saw(if quota < used {
+            "quota: below what is there"
+        } else {
+            "quota: changed"
+        });
+        self.log(|| format!("tier {at} quota {quota}"));
     }
 
     /// Whether requests to the tier hang for now.

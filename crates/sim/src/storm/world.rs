@@ -370,7 +370,7 @@ impl World {
                     demotes: false, // the engine knows
                 },
                 TierKind::Nvm | TierKind::File | TierKind::Remote => TierState {
-                    capacity: info.capacity,
+                    capacity: tier.capacity(),
                     held,
                     dram: Bytes(0),
                     copies: tier.usage().logical.pages_floor(),

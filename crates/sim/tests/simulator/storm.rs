@@ -48,7 +48,7 @@ const THREADS: usize = 2;
 const REPLAYS_MAX: u32 = 8000;
 
 /// Cases that the default run must have met; otherwise it proves nothing about them.
-const MUST_SEE: [&str; 96] = [
+const MUST_SEE: [&str; 98] = [
     "EIO of a load",
     "EIO of a store",
     "ENOSPC",
@@ -122,6 +122,8 @@ const MUST_SEE: [&str; 96] = [
     "published: put back",
     "published: put back, shared",
     "published: stored",
+    "quota: below what is there",
+    "quota: changed",
     "resident page healed",
     "set aside",
     "set aside: cancelled",

@@ -20,6 +20,7 @@ mod real_time;
 mod remote;
 mod scale;
 mod servers;
+mod slabs;
 mod soak;
 mod takeover;
 mod tiers;

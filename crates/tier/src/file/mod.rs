@@ -3,8 +3,10 @@
 //!
 //! ```text
 //! file:        | slab 0: 256 slots of 4 KiB | slab 1 | ...        slot n = the page at n * 4096
-//! slot table:  | superblock 4 KiB | bitmap, 1 bit a slot | checksums, 8 bytes a slot
-//!              | pages that wait to be written, 1 MiB |
+//! slot table:  | superblock 4 KiB | slots in use, 1 bit each | slabs with space, 1 bit each
+//!              | checksums, 8 bytes a slot | pages that wait to be written, 1 MiB |
+//! superblock:  | magic | slabs | quota and slabs with space | slots in use | mark | grant |
+//!              8 bytes each
 //! ```
 //! The slot table is a memfd that outlives the manager. It takes 8.1 bytes a slot, sparse like the
 //! file, and at most 1 MiB for waiting pages ([`FileTier::write_behind`]). A page's stamp is part
@@ -13,16 +15,24 @@
 //! when there are more than a few. `load` copies a waiting page, or says where to read; it touches
 //! only the slot table.
 //!
+//! A file may be longer than what the tier may take of it: its quota ([`Room`]). Whole slabs take
+//! space, wherever they are, and never more of them than the quota. A quota that is lowered below
+//! that holds for slots at once, and for slabs as they come free. What a tier has beyond the first
+//! quota it uses densely, so that it can be given back.
+//!
 //! Locks: `writer` is held during I/O; only `store` takes it. `slabs` is held for bookkeeping only.
 //! `free` takes only `slabs` and does no I/O, so it may be called from anywhere.
 
 mod backing;
 mod behind;
+#[cfg(test)]
+mod quota_tests;
+mod room;
 mod slabs;
 #[cfg(test)]
 mod tests;
 
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -39,10 +49,12 @@ pub(crate) use backing::is_in_memory;
 pub use backing::{Backing, BackingError};
 use behind::Behind;
 pub use behind::WAITING_PAGES_MAX;
-use slabs::{Bitmap, SLAB_WORDS, Slabs};
+use room::Quota;
+pub use room::{Room, Taken};
+use slabs::{Bitmaps, SLAB_WORDS, Slabs};
 
 /// Unit of allocation and discard.
-pub(crate) const SLAB_BYTES: u64 = 1 << 20;
+pub const SLAB_BYTES: u64 = 1 << 20;
 /// Slots of one slab.
 pub(crate) const SLAB_SLOTS: u32 = (SLAB_BYTES / PAGE_BYTES as u64) as u32;
 /// Pages written at a time.
@@ -54,8 +66,10 @@ const WRITE_TRIES: u32 = 4;
 const DIRTY_SLABS_KEPT: usize = 16;
 /// Most discards at once. A read waits for a discard as long as for a write of 1 MiB.
 const DISCARDS_AT_ONCE: usize = 2;
-/// Most space that is reserved before it is needed.
-const RESERVE_MAX: u64 = 64 * SLAB_BYTES;
+/// The same while an idle tier has more space than its quota: another run waits for it.
+const DISCARDS_OVER: usize = 16;
+/// Most slabs that are reserved before they are needed.
+const RESERVE_MAX: u32 = 64;
 /// After a failed write, `store` answers `Full` at once for this long. Doubled with each further
 /// failure.
 const PAUSE_FIRST: Duration = Duration::from_millis(50);
@@ -63,11 +77,15 @@ const PAUSE_FIRST: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// First word of the slot table: "UCSLOT" and the version of the layout above.
-const MAGIC: u64 = u64::from_le_bytes(*b"UCSLOT\x03\x00");
+const MAGIC: u64 = u64::from_le_bytes(*b"UCSLOT\x04\x00");
 /// The version in it.
 pub const VERSION: u64 = MAGIC >> 48;
 const MAGIC_WORD: usize = 0;
 const SLABS_WORD: usize = 1;
+const QUOTA_WORD: usize = 2;
+const USED_WORD: usize = 3;
+const MARK_WORD: usize = 4;
+const GRANT_WORD: usize = 5;
 const PAGE_WORDS: usize = PAGE_BYTES / 8;
 
 /// Why a file tier could not be made.
@@ -150,7 +168,7 @@ pub struct FileTier {
     behind: Behind,
     shape: Option<Shape>,
     writer: Mutex<Writer>,
-    taken: AtomicU64,
+    bell: Option<OwnedFd>,
     held: AtomicU64,
     counters: Arc<Counters>,
 }
@@ -167,24 +185,14 @@ struct Writer {
     paused: Option<(Instant, u32)>,
     /// The file's space up to this offset was asked for in large pieces ([`Backing::reserve`]).
     reserved: u64,
-    /// Some of it may never have been used.
-    spare: bool,
 }
 
 impl Writer {
-    /// Reserves a slab beyond all others before its first slot is written, and a quarter of the
-    /// space there was, at most [`RESERVE_MAX`]. So a file has few pieces.
-    fn reserve(&mut self, backing: &Backing) {
-        let Some(last) = self.slots.iter().max() else {
-            return;
-        };
-        let end = (last / u64::from(SLAB_SLOTS) + 1) * SLAB_BYTES;
+    /// Asks for the space of all slabs up to `end` that are new, before one of them is written.
+    fn reserve(&mut self, backing: &Backing, end: u64) {
         if end > self.reserved {
-            let more = (self.reserved / 4).min(RESERVE_MAX) / SLAB_BYTES * SLAB_BYTES;
-            let end = end.max(self.reserved + more).min(backing.bytes().0);
             backing.reserve(self.reserved, end - self.reserved);
             self.reserved = end;
-            self.spare = true;
         }
     }
 }
@@ -212,6 +220,7 @@ impl FileTier {
     pub fn new(backing: Backing, table: SharedMemory) -> Result<FileTier, FileTierError> {
         let slabs = checked_slabs(&backing, &table)?;
         table.words()[SLABS_WORD].store(u64::from(slabs), Relaxed);
+        quota_of(&table).begin(slabs);
         table.words()[MAGIC_WORD].store(MAGIC, Relaxed);
         FileTier::with_table(backing, table, slabs)
     }
@@ -239,7 +248,7 @@ impl FileTier {
         slab_count: u32,
     ) -> Result<FileTier, FileTierError> {
         let slot_count = u64::from(slab_count) * u64::from(SLAB_SLOTS);
-        let slabs = Slabs::from_bitmap(bitmap_of(&table, slab_count), slab_count);
+        let slabs = Slabs::from_bitmaps(bitmaps_of(&table, slab_count), slab_count);
         let tier = FileTier {
             info: TierInfo {
                 name: backing.name().to_owned(),
@@ -250,9 +259,8 @@ impl FileTier {
             backing,
             slot_count,
             checksums_word: checksums_word(slab_count as usize),
-            taken: AtomicU64::new(slot_count - slabs.free_slots()),
-            held: AtomicU64::new(slabs.occupied() * SLAB_BYTES),
-            slabs: Mutex::new(slabs),
+            bell: None,
+            held: AtomicU64::new(0),
             behind: Behind::over(&table, behind_word(slab_count as usize)),
             shape: None,
             writer: Mutex::new(Writer {
@@ -260,12 +268,13 @@ impl FileTier {
                 slots: Vec::with_capacity(BATCH_PAGES),
                 runs: Vec::with_capacity(BATCH_PAGES),
                 paused: None,
-                reserved: 0,
-                spare: false,
+                reserved: u64::from(slabs.spare().end) * SLAB_BYTES,
             }),
+            slabs: Mutex::new(slabs),
             counters: Arc::default(),
             table,
         };
+        tier.publish(&tier.lock_slabs());
         Ok(tier)
     }
 
@@ -274,6 +283,12 @@ impl FileTier {
     /// If the device refuses it later, it stays in memory.
     pub fn write_behind(mut self, pages: usize) -> FileTier {
         self.behind.set_most(pages);
+        self
+    }
+
+    /// Rings this eventfd when as many slots are in use as its mark says: see [`Room`].
+    pub fn with_bell(mut self, bell: Option<OwnedFd>) -> FileTier {
+        self.bell = bell;
         self
     }
 
@@ -305,8 +320,8 @@ impl FileTier {
     /// Calls `visit` with every slot that is in use. For takeover: no thread may store or free
     /// meanwhile.
     pub fn for_each_slot(&self, mut visit: impl FnMut(Slot)) {
-        let bitmap = self.bitmap();
-        for (word, bits) in bitmap.0.iter().enumerate() {
+        let bitmaps = self.bitmaps();
+        for (word, bits) in bitmaps.slots.iter().enumerate() {
             let mut bits = bits.load(Relaxed);
             while bits != 0 {
                 visit(Slot(word as u64 * 64 + u64::from(bits.trailing_zeros())));
@@ -315,8 +330,8 @@ impl FileTier {
         }
     }
 
-    fn bitmap(&self) -> Bitmap<'_> {
-        bitmap_of(
+    fn bitmaps(&self) -> Bitmaps<'_> {
+        bitmaps_of(
             &self.table,
             (self.slot_count / u64::from(SLAB_SLOTS)) as u32,
         )
@@ -333,9 +348,22 @@ impl FileTier {
     }
 
     fn publish(&self, slabs: &Slabs) {
-        self.taken
-            .store(self.slot_count - slabs.free_slots(), Relaxed);
+        self.table.words()[USED_WORD].store(slabs.taken_slots(), Relaxed);
         self.held.store(slabs.occupied() * SLAB_BYTES, Relaxed);
+    }
+
+    /// Rings the bell if the mark is reached, once for each mark.
+    fn ring(&self) {
+        let words = self.table.words();
+        let mark = words[MARK_WORD].load(Relaxed);
+        if mark != 0
+            && words[USED_WORD].load(Relaxed) >= mark
+            && words[MARK_WORD].swap(0, Relaxed) != 0
+            && let Some(bell) = &self.bell
+        {
+            // It cannot fail for long: the counter of an eventfd is far from full.
+            let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
+        }
     }
 
     fn store_part(&self, batch: &mut [Store<'_>], writer: &mut Writer) {
@@ -368,12 +396,14 @@ impl FileTier {
     /// Results are Full at first, so the other pages' stay so.
     fn take_slots(&self, batch: &[Store<'_>], writer: &mut Writer) {
         writer.slots.clear();
-        {
+        let end = {
             let mut slabs = self.lock_slabs();
-            slabs.alloc(self.bitmap(), batch.len(), &mut writer.slots);
+            slabs.alloc(self.bitmaps(), batch.len(), &mut writer.slots);
             self.publish(&slabs);
-        }
-        writer.reserve(&self.backing);
+            slabs.spare().end
+        };
+        self.ring();
+        writer.reserve(&self.backing, u64::from(end) * SLAB_BYTES);
         for (item, &slot) in batch.iter().zip(&writer.slots) {
             let word = &self.table.words()[self.checksums_word + slot as usize];
             word.store(item.checksum, Relaxed);
@@ -411,7 +441,7 @@ impl FileTier {
             if let Some(item) = of {
                 item.result = Err(StoreError::Failed(kind));
                 refused += 1;
-                slabs.free(self.bitmap(), slot);
+                slabs.free(self.bitmaps(), slot);
             }
         }
         self.publish(&slabs);
@@ -426,7 +456,7 @@ impl FileTier {
         let (mut places, mut count) = ([0; WAITING_PAGES_MAX], 0);
         writer.slots.clear();
         for (place, slot) in self.behind.waiting(&self.table) {
-            if !self.bitmap().is_taken(slot) {
+            if !self.bitmaps().is_taken(slot) {
                 self.behind.remove(&self.table, place); // freed while it waited
                 continue;
             }
@@ -524,7 +554,7 @@ impl FileTier {
         let mut slabs = self.lock_slabs();
         for (item, &slot) in batch.iter().zip(&writer.slots) {
             if item.result.is_err() {
-                slabs.free(self.bitmap(), slot);
+                slabs.free(self.bitmaps(), slot);
             }
         }
         self.publish(&slabs);
@@ -553,19 +583,24 @@ impl FileTier {
         let Ok(mut writer) = self.writer.try_lock() else {
             return;
         };
-        if !std::mem::take(&mut writer.spare) {
-            return;
+        let spare = self.lock_slabs().spare();
+        if !spare.is_empty() {
+            let (at, slabs) = (u64::from(spare.start), spare.len() as u64);
+            let discarded = (self.backing).discard(at * SLAB_BYTES, slabs * SLAB_BYTES);
+            if discarded.is_err() && !self.backing.is_block_device() {
+                return; // it keeps its space
+            }
         }
-        let used = self.lock_slabs().end() * SLAB_BYTES;
-        if used < writer.reserved {
-            let _ = self.backing.discard(used, writer.reserved - used);
-            writer.reserved = used;
-        }
+        let mut slabs = self.lock_slabs();
+        slabs.drop_spare(self.bitmaps());
+        writer.reserved = u64::from(slabs.spare().end) * SLAB_BYTES;
     }
 
+    /// Discards empty slabs: `most` of them, and none if no more than `keep` are empty, unless the
+    /// quota is exceeded.
     fn discard_surplus(&self, keep: usize, most: usize) {
         for _ in 0..most {
-            let Some(slab) = self.lock_slabs().take_surplus(keep) else {
+            let Some(slab) = self.lock_slabs().take_surplus(self.bitmaps(), keep) else {
                 return;
             };
             let discarded = self
@@ -579,7 +614,10 @@ impl FileTier {
             };
             counter.fetch_add(1, Relaxed);
             let mut slabs = self.lock_slabs();
-            slabs.discarded(slab);
+            if !discarded && !self.backing.is_block_device() {
+                return slabs.not_discarded(slab);
+            }
+            slabs.discarded(self.bitmaps(), slab);
             self.publish(&slabs);
         }
     }
@@ -590,8 +628,16 @@ impl Tier for FileTier {
         &self.info
     }
 
+    fn capacity(&self) -> Bytes {
+        match self.bitmaps().quota.counts().most {
+            0 => self.info.capacity, // it was closed
+            most => Bytes(u64::from(most) * SLAB_BYTES),
+        }
+    }
+
     fn usage(&self) -> TierUsage {
-        let logical = Bytes(self.taken.load(Relaxed) * PAGE_BYTES as u64);
+        let slots = self.table.words()[USED_WORD].load(Relaxed);
+        let logical = Bytes(slots * PAGE_BYTES as u64);
         TierUsage {
             logical,
             stored: logical,
@@ -629,7 +675,13 @@ impl Tier for FileTier {
     }
 
     fn tidy(&self) {
-        self.discard_surplus(DIRTY_SLABS_KEPT, DISCARDS_AT_ONCE);
+        let counts = self.bitmaps().quota.counts();
+        let most = if counts.held > counts.most {
+            DISCARDS_OVER
+        } else {
+            DISCARDS_AT_ONCE
+        };
+        self.discard_surplus(DIRTY_SLABS_KEPT, most);
         self.release_reserve();
     }
 
@@ -655,14 +707,14 @@ impl Tier for FileTier {
     }
 
     fn checksum(&self, slot: Slot, _stamp: Stamp) -> Option<u64> {
-        let known = slot.0 < self.slot_count && self.bitmap().is_taken(slot.0);
+        let known = slot.0 < self.slot_count && self.bitmaps().is_taken(slot.0);
         known.then(|| self.table.words()[self.checksums_word + slot.0 as usize].load(Relaxed))
     }
 
     fn free(&self, slots: &[Slot]) {
         let mut slabs = self.lock_slabs();
         for slot in slots {
-            slabs.free(self.bitmap(), slot.0);
+            slabs.free(self.bitmaps(), slot.0);
         }
         self.publish(&slabs);
     }
@@ -691,12 +743,27 @@ fn checked_slabs(backing: &Backing, table: &SharedMemory) -> Result<u32, FileTie
     Ok((size.0 / SLAB_BYTES) as u32)
 }
 
-fn bitmap_of(table: &SharedMemory, slabs: u32) -> Bitmap<'_> {
-    Bitmap(&table.words()[PAGE_WORDS..PAGE_WORDS + slabs as usize * SLAB_WORDS])
+fn bitmaps_of(table: &SharedMemory, slabs: u32) -> Bitmaps<'_> {
+    let (words, slabs) = (table.words(), slabs as usize);
+    let space = space_word(slabs);
+    Bitmaps {
+        slots: &words[PAGE_WORDS..PAGE_WORDS + slabs * SLAB_WORDS],
+        space: &words[space..space + slabs.div_ceil(64)],
+        quota: quota_of(table),
+        grant: words[GRANT_WORD].load(Relaxed),
+    }
+}
+
+fn quota_of(table: &SharedMemory) -> Quota<'_> {
+    Quota(&table.words()[QUOTA_WORD])
+}
+
+fn space_word(slabs: usize) -> usize {
+    PAGE_WORDS + (slabs * SLAB_WORDS).next_multiple_of(PAGE_WORDS)
 }
 
 fn checksums_word(slabs: usize) -> usize {
-    PAGE_WORDS + (slabs * SLAB_WORDS).next_multiple_of(PAGE_WORDS)
+    space_word(slabs) + slabs.div_ceil(64).next_multiple_of(PAGE_WORDS)
 }
 
 fn behind_word(slabs: usize) -> usize {

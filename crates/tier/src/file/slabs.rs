@@ -1,16 +1,28 @@
 //! Which slots of the file are in use, and in what order they are given out: slab by slab, so that
 //! a batch is one write.
 //!
-//! The bitmap lives in the slot table's memory. The counts here are rebuilt from it. Callers hold
+//! The bitmaps live in the slot table's memory. The counts here are rebuilt from them. Callers hold
 //! the tier's mutex.
+//!
+//! A slab is counted in the quota ([`Quota`]) and marked before it takes space. Its mark goes when
+//! the space was given back, and then its count. So the marks never say less than there is.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use super::SLAB_SLOTS;
+use super::room::Quota;
+use super::{RESERVE_MAX, SLAB_SLOTS};
 
 /// Bitmap words of one slab.
 pub(super) const SLAB_WORDS: usize = SLAB_SLOTS as usize / 64;
+
+/// Beyond its grant, a tier has this part of its slots in use before it takes another slab.
+const DENSE: (u64, u64) = (7, 8);
+
+/// While a tier has more space than its quota, it fills slabs of which as many slots as this are
+/// free, the fullest first, so that others come free.
+const WORTH_FILLING: u32 = SLAB_SLOTS / 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
@@ -32,43 +44,97 @@ struct Slab {
     live: u16,
 }
 
-/// Counts and lists over the bitmap.
+/// Counts and lists over the bitmaps.
 #[derive(Debug)]
 pub(super) struct Slabs {
+    /// All slabs up to the last that was given out.
     slabs: Vec<Slab>,
+    /// Of the file.
+    count: u32,
+    /// Slabs behind `slabs` up to this one were counted and marked ahead, and have space.
+    ahead: u32,
     /// The slab being filled, and the next slot to try.
     current: Option<(u32, u32)>,
     /// Empty slabs, oldest first. They are reused before clean ones, because their space is
     /// allocated already.
     dirty: VecDeque<u32>,
-    /// Clean slabs before this one are in `clean`; those from it on are not.
-    fresh: u32,
     clean: Vec<u32>,
-    free_slots: u64,
+    taken_slots: u64,
     occupied: u64,
 }
 
-/// The bitmap words.
+/// The words of the slot table that say what is in use.
 #[derive(Clone, Copy)]
-pub(super) struct Bitmap<'a>(pub(super) &'a [AtomicU64]);
+pub(super) struct Bitmaps<'a> {
+    /// One bit a slot: it is in use.
+    pub(super) slots: &'a [AtomicU64],
+    /// One bit a slab: it has space, or may have.
+    pub(super) space: &'a [AtomicU64],
+    pub(super) quota: Quota<'a>,
+    /// Slabs beyond this many are used densely; 0 = none.
+    pub(super) grant: u64,
+}
 
-impl Bitmap<'_> {
+fn is_set(words: &[AtomicU64], at: u64) -> bool {
+    words[at as usize / 64].load(Relaxed) >> (at % 64) & 1 == 1
+}
+
+fn set(words: &[AtomicU64], at: u64, to: bool) {
+    let word = &words[at as usize / 64];
+    let bit = 1 << (at % 64);
+    let old = word.load(Relaxed);
+    word.store(if to { old | bit } else { old & !bit }, Relaxed);
+}
+
+impl Bitmaps<'_> {
     pub(super) fn is_taken(&self, slot: u64) -> bool {
-        self.0[slot as usize / 64].load(Relaxed) >> (slot % 64) & 1 == 1
+        is_set(self.slots, slot)
     }
 
-    fn set(&self, slot: u64, taken: bool) {
-        let word = &self.0[slot as usize / 64];
-        let bit = 1 << (slot % 64);
-        let old = word.load(Relaxed);
-        word.store(if taken { old | bit } else { old & !bit }, Relaxed);
+    /// Counts up to `want` slabs. Returns how many; the caller marks them.
+    fn take(&self, want: u32) -> u32 {
+        self.quota.take(want)
+    }
+
+    fn mark(&self, slab: u32) {
+        set(self.space, u64::from(slab), true);
+    }
+
+    /// The space of a slab was given back.
+    fn give(&self, slab: u32) {
+        set(self.space, u64::from(slab), false);
+        self.quota.give(1);
+    }
+
+    /// The tier has more space than its quota.
+    fn is_over(&self) -> bool {
+        let counts = self.quota.counts();
+        counts.held > counts.most
+    }
+
+    /// All slabs from this one on have no space.
+    fn end(&self) -> u32 {
+        let last = self.space.iter().rposition(|word| word.load(Relaxed) != 0);
+        last.map_or(0, |at| {
+            let word = self.space[at].load(Relaxed);
+            at as u32 * 64 + 64 - word.leading_zeros()
+        })
+    }
+
+    fn live(&self, slab: u32) -> u32 {
+        let from = slab as usize * SLAB_WORDS;
+        let words = &self.slots[from..from + SLAB_WORDS];
+        words
+            .iter()
+            .map(|word| word.load(Relaxed).count_ones())
+            .sum()
     }
 
     /// The first free slot of `slab` at or after `index`.
     fn first_free(&self, slab: u32, index: u32) -> Option<u32> {
         let mut index = index;
         while index < SLAB_SLOTS {
-            let word = self.0[slab as usize * SLAB_WORDS + index as usize / 64].load(Relaxed);
+            let word = self.slots[slab as usize * SLAB_WORDS + index as usize / 64].load(Relaxed);
             let skipped = (word >> (index % 64)).trailing_ones();
             if index % 64 + skipped < 64 {
                 return Some(index + skipped);
@@ -80,51 +146,72 @@ impl Bitmap<'_> {
 }
 
 impl Slabs {
-    /// Counts from the bitmap. Slabs without a used slot count as clean: the caller discards what
-    /// it cannot know of.
-    pub(super) fn from_bitmap(bitmap: Bitmap<'_>, slabs: u32) -> Slabs {
+    /// Counts from the bitmaps of a file of `count` slabs, and corrects the quota's count.
+    pub(super) fn from_bitmaps(bitmaps: Bitmaps<'_>, count: u32) -> Slabs {
         let mut this = Slabs {
-            slabs: Vec::with_capacity(slabs as usize),
+            slabs: Vec::with_capacity(count as usize),
+            count,
+            ahead: bitmaps.end(),
             current: None,
-            dirty: VecDeque::with_capacity(slabs as usize),
-            fresh: 0,
-            clean: Vec::with_capacity(slabs as usize),
-            free_slots: u64::from(slabs) * u64::from(SLAB_SLOTS),
+            dirty: VecDeque::with_capacity(count as usize),
+            clean: Vec::with_capacity(count as usize),
+            taken_slots: 0,
             occupied: 0,
         };
-        for words in bitmap.0.chunks_exact(SLAB_WORDS).take(slabs as usize) {
-            let live: u32 = words
-                .iter()
-                .map(|word| word.load(Relaxed).count_ones())
-                .sum();
-            let state = if live == 0 { State::Clean } else { State::Used };
-            this.occupied += u64::from(live != 0);
-            this.free_slots -= u64::from(live);
+        for slab in 0..this.ahead {
+            let has_space = is_set(bitmaps.space, u64::from(slab));
+            let live = if has_space { bitmaps.live(slab) } else { 0 };
+            let state = match (has_space, live) {
+                (false, _) => State::Clean,
+                (true, 0) => State::Dirty,
+                (true, _) => State::Used,
+            };
+            match state {
+                State::Clean => this.clean.push(slab),
+                State::Dirty => this.dirty.push_back(slab),
+                State::Used | State::Current | State::Discarding => {}
+            }
+            this.occupied += u64::from(has_space);
+            this.taken_slots += u64::from(live);
             this.slabs.push(Slab {
                 state,
                 live: live as u16,
             });
         }
+        bitmaps.quota.correct(this.occupied as u32);
         this
     }
 
-    /// Slots that are free.
-    pub(super) fn free_slots(&self) -> u64 {
-        self.free_slots
+    /// Slots in use.
+    pub(super) fn taken_slots(&self) -> u64 {
+        self.taken_slots
     }
 
-    /// Slabs whose space is allocated, or may be.
+    /// Slabs whose space is allocated, or may be, without those taken ahead.
     pub(super) fn occupied(&self) -> u64 {
         self.occupied
     }
 
-    /// All slabs from this one on are clean. Cost: O(slabs).
-    pub(super) fn end(&self) -> u64 {
-        let last = self
+    /// Slabs that were taken before they are needed.
+    pub(super) fn spare(&self) -> Range<u32> {
+        self.slabs.len() as u32..self.ahead
+    }
+
+    /// The space of [`Slabs::spare`] was given back. Clean slabs at the end are as new ones again.
+    /// Cost: O(clean slabs), if there are some at the end.
+    pub(super) fn drop_spare(&mut self, bitmaps: Bitmaps<'_>) {
+        self.spare().for_each(|slab| bitmaps.give(slab));
+        let before = self.slabs.len();
+        while self
             .slabs
-            .iter()
-            .rposition(|slab| slab.state != State::Clean);
-        last.map_or(0, |slab| slab as u64 + 1)
+            .pop_if(|slab| slab.state == State::Clean)
+            .is_some()
+        {}
+        self.ahead = self.slabs.len() as u32;
+        if self.slabs.len() < before {
+            let end = self.ahead;
+            self.clean.retain(|slab| *slab < end);
+        }
     }
 
     /// Slabs with used slots, and the one being filled.
@@ -132,31 +219,32 @@ impl Slabs {
         self.occupied as usize - self.dirty.len()
     }
 
-    /// Appends up to `want` slots to `slots`, ascending inside a slab; fewer when the file is full.
-    /// Cost: O(1) a slot while there are empty slabs. After that a scan of the slab counts for each
-    /// slab that is reused.
-    pub(super) fn alloc(&mut self, bitmap: Bitmap<'_>, want: usize, slots: &mut Vec<u64>) {
-        let want = want.min(usize::try_from(self.free_slots).unwrap_or(usize::MAX));
-        for _ in 0..want {
-            let Some(slot) = self.next_slot(bitmap) else {
+    /// Appends up to `want` slots to `slots`, ascending inside a slab; fewer when the quota is
+    /// full. Cost: O(1) a slot while there are empty slabs. After that a scan of the slab counts
+    /// for each slab that is reused.
+    pub(super) fn alloc(&mut self, bitmaps: Bitmaps<'_>, want: usize, slots: &mut Vec<u64>) {
+        let most = u64::from(bitmaps.quota.counts().most) * u64::from(SLAB_SLOTS);
+        let room = most.saturating_sub(self.taken_slots);
+        for _ in 0..want.min(usize::try_from(room).unwrap_or(usize::MAX)) {
+            let Some(slot) = self.next_slot(bitmaps) else {
                 return;
             };
-            bitmap.set(slot, true);
+            set(bitmaps.slots, slot, true);
             self.slabs[(slot / u64::from(SLAB_SLOTS)) as usize].live += 1;
-            self.free_slots -= 1;
+            self.taken_slots += 1;
             slots.push(slot);
         }
     }
 
     /// Frees a slot. Panics if it is free already: the caller's books are wrong.
-    pub(super) fn free(&mut self, bitmap: Bitmap<'_>, slot: u64) {
+    pub(super) fn free(&mut self, bitmaps: Bitmaps<'_>, slot: u64) {
         let known = slot < self.slabs.len() as u64 * u64::from(SLAB_SLOTS);
         assert!(
-            known && bitmap.is_taken(slot),
+            known && bitmaps.is_taken(slot),
             "slot {slot} of the file tier is free already"
         );
-        bitmap.set(slot, false);
-        self.free_slots += 1;
+        set(bitmaps.slots, slot, false);
+        self.taken_slots -= 1;
         let number = (slot / u64::from(SLAB_SLOTS)) as u32;
         let slab = &mut self.slabs[number as usize];
         slab.live -= 1;
@@ -166,9 +254,10 @@ impl Slabs {
         }
     }
 
-    /// If more than `keep` slabs are empty, takes the one that has been empty longest out of the
-    /// lists, to be discarded.
-    pub(super) fn take_surplus(&mut self, keep: usize) -> Option<u32> {
+    /// If more than `keep` slabs are empty, or the quota is exceeded and one is, takes the one that
+    /// has been empty longest out of the lists, to be discarded.
+    pub(super) fn take_surplus(&mut self, bitmaps: Bitmaps<'_>, keep: usize) -> Option<u32> {
+        let keep = if bitmaps.is_over() { 0 } else { keep };
         let current = self.current.map(|(slab, _)| self.slabs[slab as usize].live);
         if keep == 0 && current == Some(0) {
             self.retire_current();
@@ -182,21 +271,26 @@ impl Slabs {
     }
 
     /// The space of a slab from `take_surplus` was discarded.
-    pub(super) fn discarded(&mut self, slab: u32) {
+    pub(super) fn discarded(&mut self, bitmaps: Bitmaps<'_>, slab: u32) {
         self.slabs[slab as usize].state = State::Clean;
         self.occupied -= 1;
-        if slab < self.fresh {
-            self.clean.push(slab); // otherwise `fresh_slab` finds it
-        }
+        self.clean.push(slab);
+        bitmaps.give(slab);
     }
 
-    fn next_slot(&mut self, bitmap: Bitmap<'_>) -> Option<u64> {
+    /// It could not be discarded, and keeps its space.
+    pub(super) fn not_discarded(&mut self, slab: u32) {
+        self.slabs[slab as usize].state = State::Dirty;
+        self.dirty.push_back(slab);
+    }
+
+    fn next_slot(&mut self, bitmaps: Bitmaps<'_>) -> Option<u64> {
         loop {
             let (slab, index) = match self.current {
                 Some(current) => current,
-                None => (self.next_slab()?, 0),
+                None => (self.next_slab(bitmaps)?, 0),
             };
-            match bitmap.first_free(slab, index) {
+            match bitmaps.first_free(slab, index) {
                 Some(free) => {
                     self.current = Some((slab, free + 1));
                     return Some(u64::from(slab) * u64::from(SLAB_SLOTS) + u64::from(free));
@@ -222,12 +316,20 @@ impl Slabs {
         }
     }
 
-    fn next_slab(&mut self) -> Option<u32> {
-        let slab = self
-            .dirty
-            .pop_front()
-            .or_else(|| self.clean.pop())
-            .or_else(|| self.fresh_slab())
+    fn next_slab(&mut self, bitmaps: Bitmaps<'_>) -> Option<u32> {
+        let used = if bitmaps.is_over() {
+            self.fullest().or_else(|| self.emptiest())
+        } else {
+            None
+        };
+        let used = used.or_else(|| self.dirty.pop_front());
+        let used = match used {
+            None if self.is_sparse(bitmaps) => self.emptiest(),
+            used => used,
+        };
+        let slab = used
+            .or_else(|| self.clean_slab(bitmaps))
+            .or_else(|| self.fresh_slab(bitmaps))
             .or_else(|| self.emptiest())?;
         let state = &mut self.slabs[slab as usize].state;
         self.occupied += u64::from(*state == State::Clean);
@@ -236,24 +338,58 @@ impl Slabs {
         Some(slab)
     }
 
-    fn fresh_slab(&mut self) -> Option<u32> {
-        while (self.fresh as usize) < self.slabs.len() {
-            self.fresh += 1;
-            if self.slabs[self.fresh as usize - 1].state == State::Clean {
-                return Some(self.fresh - 1);
-            }
+    /// It has more space than its grant, and too much of it is free.
+    fn is_sparse(&self, bitmaps: Bitmaps<'_>) -> bool {
+        let slots = self.occupied * u64::from(SLAB_SLOTS);
+        let is_beyond = bitmaps.grant != 0 && self.occupied >= bitmaps.grant;
+        is_beyond && self.taken_slots * DENSE.1 < slots * DENSE.0
+    }
+
+    fn clean_slab(&mut self, bitmaps: Bitmaps<'_>) -> Option<u32> {
+        if self.clean.is_empty() || bitmaps.take(1) == 0 {
+            return None;
         }
-        None
+        let slab = self.clean.pop()?;
+        bitmaps.mark(slab);
+        Some(slab)
+    }
+
+    /// A slab that was never used. If none was taken ahead, takes a quarter of the slabs there are,
+    /// at most [`RESERVE_MAX`], as far as the quota goes. So a file has few pieces.
+    fn fresh_slab(&mut self, bitmaps: Bitmaps<'_>) -> Option<u32> {
+        let next = self.slabs.len() as u32;
+        if next == self.ahead {
+            let most = (self.ahead / 4).clamp(1, RESERVE_MAX);
+            let more = bitmaps.take(most.min(self.count - self.ahead));
+            (next..next + more).for_each(|slab| bitmaps.mark(slab));
+            self.ahead += more;
+        }
+        if next == self.ahead {
+            return None;
+        }
+        self.slabs.push(Slab {
+            state: State::Clean,
+            live: 0,
+        });
+        Some(next)
     }
 
     fn emptiest(&self) -> Option<u32> {
-        let used = |(_, slab): &(usize, &Slab)| {
-            slab.state == State::Used && u32::from(slab.live) < SLAB_SLOTS
-        };
-        let slabs = self.slabs.iter().enumerate().filter(used);
-        slabs
+        self.used(1)
             .min_by_key(|(_, slab)| slab.live)
-            .map(|(number, _)| number as u32)
+            .map(|it| it.0)
+    }
+
+    fn fullest(&self) -> Option<u32> {
+        let used = self.used(WORTH_FILLING);
+        used.max_by_key(|(_, slab)| slab.live).map(|it| it.0)
+    }
+
+    /// Slabs in use of which at least `free` slots are free.
+    fn used(&self, free: u32) -> impl Iterator<Item = (u32, &Slab)> {
+        let has = move |slab: &Slab| u32::from(slab.live) + free <= SLAB_SLOTS;
+        let slabs = (0..).zip(&self.slabs);
+        slabs.filter(move |(_, slab)| slab.state == State::Used && has(slab))
     }
 }
 
@@ -262,21 +398,58 @@ mod tests {
     use super::*;
     use crate::contract::Pages;
 
+    /// The words of a slot table, for `count` slabs.
+    struct Words(Vec<AtomicU64>);
+
+    impl Words {
+        fn new(count: u32, most: u32) -> Words {
+            let words = 0..2 + count as usize * SLAB_WORDS;
+            let this = Words(words.map(|_| AtomicU64::new(0)).collect());
+            this.bitmaps().quota.begin(most);
+            this
+        }
+
+        fn bitmaps(&self) -> Bitmaps<'_> {
+            Bitmaps {
+                quota: Quota(&self.0[0]),
+                space: &self.0[1..2],
+                slots: &self.0[2..],
+                grant: 0,
+            }
+        }
+
+        fn set_quota(&self, most: u32) {
+            let held = u64::from(self.bitmaps().quota.counts().held);
+            self.0[0].store(u64::from(most) << 32 | held, Relaxed);
+        }
+
+        fn live(&self) -> usize {
+            let words = self.bitmaps().slots.iter();
+            words
+                .map(|word| word.load(Relaxed).count_ones() as usize)
+                .sum()
+        }
+
+        fn marked(&self) -> u32 {
+            self.bitmaps().space[0].load(Relaxed).count_ones()
+        }
+    }
+
     #[test]
     fn slabs_batches_are_consecutive_then_reuse_the_emptiest() {
-        let words: Vec<_> = (0..3 * SLAB_WORDS).map(|_| AtomicU64::new(0)).collect();
-        let bitmap = Bitmap(&words);
-        let mut slabs = Slabs::from_bitmap(bitmap, 3);
+        let words = Words::new(3, 3);
+        let bitmaps = words.bitmaps();
+        let mut slabs = Slabs::from_bitmaps(bitmaps, 3);
         let mut slots = Vec::new();
-        slabs.alloc(bitmap, 300, &mut slots);
+        slabs.alloc(bitmaps, 300, &mut slots);
         assert_eq!(slots, (0..300).collect::<Vec<_>>());
-        slabs.alloc(bitmap, 1000, &mut slots);
+        slabs.alloc(bitmaps, 1000, &mut slots);
         assert_eq!(slots, (0..768).collect::<Vec<_>>());
         for slot in [3, 4, 300, 301, 302, 700] {
-            slabs.free(bitmap, slot);
+            slabs.free(bitmaps, slot);
         }
         let mut again = Vec::new();
-        slabs.alloc(bitmap, 10, &mut again);
+        slabs.alloc(bitmaps, 10, &mut again);
         assert_eq!(again, [300, 301, 302, 3, 4, 700]);
         assert_eq!(slabs.occupied(), 3);
     }
@@ -285,38 +458,154 @@ mod tests {
     fn slabs_random_use_never_gives_a_slot_twice_and_discards_all() {
         let seed = 21;
         println!("seed {seed}");
-        let words: Vec<_> = (0..16 * SLAB_WORDS).map(|_| AtomicU64::new(0)).collect();
-        let bitmap = Bitmap(&words);
-        let mut slabs = Slabs::from_bitmap(bitmap, 16);
+        let words = Words::new(16, 16);
+        let bitmaps = words.bitmaps();
+        let mut slabs = Slabs::from_bitmaps(bitmaps, 16);
         let mut random = Pages::new(seed);
         let mut live = Vec::new();
         for _ in 0..20_000 {
             let before = live.len();
-            slabs.alloc(bitmap, random.below(70) as usize, &mut live);
-            assert!(live[before..].iter().all(|&slot| bitmap.is_taken(slot)));
+            slabs.alloc(bitmaps, random.below(70) as usize, &mut live);
+            assert!(live[before..].iter().all(|&slot| bitmaps.is_taken(slot)));
             let drop = random.below(72).min(live.len() as u64);
             for _ in 0..drop {
                 let at = random.below(live.len() as u64) as usize;
-                slabs.free(bitmap, live.swap_remove(at));
+                slabs.free(bitmaps, live.swap_remove(at));
             }
-            if let Some(slab) = slabs.take_surplus(2) {
-                slabs.discarded(slab);
+            if let Some(slab) = slabs.take_surplus(bitmaps, 2) {
+                slabs.discarded(bitmaps, slab);
             }
-            let taken: u32 = words
-                .iter()
-                .map(|word| word.load(Relaxed).count_ones())
-                .sum();
-            assert_eq!(taken as usize, live.len());
-            assert_eq!(slabs.free_slots, 16 * 256 - live.len() as u64);
+            assert_eq!(words.live(), live.len());
+            assert_eq!(slabs.taken_slots, live.len() as u64);
         }
         for slot in live.drain(..) {
-            slabs.free(bitmap, slot);
+            slabs.free(bitmaps, slot);
         }
-        while let Some(slab) = slabs.take_surplus(0) {
-            slabs.discarded(slab);
+        while let Some(slab) = slabs.take_surplus(bitmaps, 0) {
+            slabs.discarded(bitmaps, slab);
         }
-        assert_eq!(slabs.occupied(), 0);
-        slabs.alloc(bitmap, 100_000, &mut live);
+        slabs.drop_spare(bitmaps);
+        assert_eq!((slabs.occupied(), words.marked()), (0, 0));
+        assert_eq!(bitmaps.quota.counts().held, 0);
+        slabs.alloc(bitmaps, 100_000, &mut live);
         assert_eq!(live.len(), 16 * 256);
+    }
+
+    /// The quota moves at random between any two steps, and managers die. After each change no
+    /// slab takes space beyond it, or beyond what there was, and no slot is given out beyond it.
+    #[test]
+    fn slabs_keep_to_a_quota_that_moves() {
+        for seed in 0..40 {
+            println!("seed {seed}");
+            let words = Words::new(48, 20);
+            let bitmaps = words.bitmaps();
+            let mut slabs = Slabs::from_bitmaps(bitmaps, 48);
+            let (mut random, mut live) = (Pages::new(seed), Vec::new());
+            // What there may be at most, by the last answer.
+            let mut bound = 20;
+            for _ in 0..3000 {
+                match random.below(24) {
+                    0 => {
+                        let most = 1 + random.below(48) as u32;
+                        words.set_quota(most);
+                        bound = most.max(bitmaps.quota.counts().held);
+                    }
+                    1 => slabs = Slabs::from_bitmaps(bitmaps, 48), // another manager
+                    2..5 => {
+                        if let Some(slab) = slabs.take_surplus(bitmaps, random.below(4) as usize) {
+                            match random.below(5) {
+                                0 => slabs.not_discarded(slab),
+                                _ => slabs.discarded(bitmaps, slab),
+                            }
+                        }
+                    }
+                    5 => slabs.drop_spare(bitmaps),
+                    6..16 => {
+                        let (most, before) = (bitmaps.quota.counts().most, live.len());
+                        slabs.alloc(bitmaps, random.below(300) as usize, &mut live);
+                        let most = before.max(most as usize * SLAB_SLOTS as usize);
+                        assert!(live.len() <= most, "{} slots of {most}", live.len());
+                    }
+                    _ => {
+                        for _ in 0..random.below(280).min(live.len() as u64) {
+                            let at = random.below(live.len() as u64) as usize;
+                            slabs.free(bitmaps, live.swap_remove(at));
+                        }
+                    }
+                }
+                let counts = bitmaps.quota.counts();
+                assert!(counts.held <= bound, "{counts:?} of {bound}");
+                assert_eq!(words.marked(), counts.held);
+                assert_eq!(
+                    (words.live(), slabs.taken_slots),
+                    (live.len(), live.len() as u64)
+                );
+                let (spare, occupied) = (slabs.spare().len() as u64, slabs.occupied());
+                assert_eq!(u64::from(counts.held), occupied + spare);
+                bound = counts.held.max(counts.most);
+            }
+        }
+    }
+
+    /// Beyond the grant it takes no slab while an eighth of its slots is free.
+    #[test]
+    fn slabs_beyond_the_grant_are_used_densely() {
+        let words = Words::new(60, 60);
+        let bitmaps = Bitmaps {
+            grant: 10,
+            ..words.bitmaps()
+        };
+        let mut slabs = Slabs::from_bitmaps(bitmaps, 60);
+        let (mut random, mut live) = (Pages::new(9), Vec::new());
+        slabs.alloc(bitmaps, 20 * 256, &mut live);
+        for _ in 0..20_000 {
+            let at = random.below(live.len() as u64) as usize;
+            slabs.free(bitmaps, live.swap_remove(at));
+            slabs.alloc(bitmaps, 1, &mut live);
+            assert!(slabs.occupied() <= 23, "{} slabs", slabs.occupied());
+        }
+        // Within its grant it writes one slab after the other.
+        let words = Words::new(60, 60);
+        let bitmaps = Bitmaps {
+            grant: 10,
+            ..words.bitmaps()
+        };
+        let (mut slabs, mut live) = (Slabs::from_bitmaps(bitmaps, 60), Vec::new());
+        slabs.alloc(bitmaps, 256, &mut live);
+        live.iter()
+            .step_by(2)
+            .for_each(|slot| slabs.free(bitmaps, *slot));
+        live.clear();
+        slabs.alloc(bitmaps, 100, &mut live);
+        assert_eq!(live, (256..356).collect::<Vec<_>>());
+    }
+
+    /// Half of every slab is free, and the quota is half of what there is: with use, whole slabs
+    /// come free until it is kept.
+    #[test]
+    fn slabs_come_free_with_use_while_the_quota_is_exceeded() {
+        let words = Words::new(40, 40);
+        let bitmaps = words.bitmaps();
+        let mut slabs = Slabs::from_bitmaps(bitmaps, 40);
+        let mut all = Vec::new();
+        slabs.alloc(bitmaps, 40 * 256, &mut all);
+        let mut live: Vec<u64> = all.into_iter().filter(|slot| slot % 2 == 0).collect();
+        (0..40 * 256)
+            .filter(|slot| slot % 2 == 1)
+            .for_each(|slot| slabs.free(bitmaps, slot));
+        words.set_quota(24);
+        let (mut random, mut given) = (Pages::new(8), 0);
+        while bitmaps.is_over() {
+            let at = random.below(live.len() as u64) as usize;
+            slabs.free(bitmaps, live.swap_remove(at));
+            slabs.alloc(bitmaps, 1, &mut live);
+            given += 1;
+            while let Some(slab) = slabs.take_surplus(bitmaps, 16) {
+                slabs.discarded(bitmaps, slab);
+            }
+            assert!(given < 100_000, "it stays at {:?}", bitmaps.quota.counts());
+        }
+        assert_eq!(live.len(), 20 * 256);
+        println!("{given} pages changed places");
     }
 }

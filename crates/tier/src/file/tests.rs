@@ -9,7 +9,7 @@ use super::*;
 use crate::contract::{self, Page, Pages, Subject, store_all};
 
 /// A temporary directory on a disk if possible: this tier is not made for tmpfs.
-fn directory() -> tempfile::TempDir {
+pub(super) fn directory() -> tempfile::TempDir {
     tempfile::tempdir_in("/var/tmp").unwrap_or_else(|_| tempfile::tempdir().unwrap())
 }
 
@@ -23,7 +23,7 @@ fn tier(path: &Path, bytes: u64) -> FileTier {
     tier_over(Backing::open(path, Some(Bytes(bytes))).unwrap())
 }
 
-fn subject<'a>(tier: &'a FileTier, idle_work: &'a (dyn Fn() + Sync)) -> Subject<'a> {
+pub(super) fn subject<'a>(tier: &'a FileTier, idle_work: &'a (dyn Fn() + Sync)) -> Subject<'a> {
     Subject {
         tier,
         idle_work,
@@ -38,7 +38,7 @@ fn read_only(path: &Path) -> Backing {
     Backing::inherit(file.into(), "file:test".to_owned(), Bytes(2 << 20)).unwrap()
 }
 
-fn pages(random: &mut Pages, count: usize) -> Vec<(Page, Stamp)> {
+pub(super) fn pages(random: &mut Pages, count: usize) -> Vec<(Page, Stamp)> {
     (0..count)
         .map(|n| (random.mixed(), Stamp(n as u16)))
         .collect()
@@ -371,7 +371,7 @@ fn waiting(subject: &Subject<'_>, slots: &[Slot], pages: &[(Page, Stamp)]) -> us
     waiting
 }
 
-fn stored(tier: &FileTier, pages: &[(Page, Stamp)]) -> Vec<Slot> {
+pub(super) fn stored(tier: &FileTier, pages: &[(Page, Stamp)]) -> Vec<Slot> {
     let results = store_all(tier, pages).into_iter();
     results.map(Result::unwrap).collect()
 }
