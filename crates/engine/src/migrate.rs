@@ -268,6 +268,11 @@ impl<L: Ledger> Migrations<'_, L> {
         self.engine.place.set_shift(shift);
     }
 
+    /// The least shift that leaves nothing for a slower tier: see `Place::shift_of_all`.
+    pub fn shift_of_all(&self) -> Option<f64> {
+        self.engine.place.shift_of_all()
+    }
+
     /// The next group to move in the background. The caller carries it out with
     /// [`Migrations::select_group`], sets the tiers, and asks again.
     ///

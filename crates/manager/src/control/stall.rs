@@ -67,12 +67,14 @@ impl Stall {
 
 impl Bound {
     /// Ends the window. Returns what the user should be told.
-    fn end_window(&mut self, now: Nanos, waited: Nanos) -> Option<String> {
+    ///
+    /// * `all`: the least shift at which nothing goes to the last tier, if that is known.
+    fn end_window(&mut self, now: Nanos, waited: Nanos, all: Option<f64>) -> Option<String> {
         let (began, before) = self.since;
         self.ratio = waited.since(before).seconds() / now.since(began).seconds();
         let (from, by_then) = std::mem::replace(&mut self.window, (now, waited));
         let lately = waited.since(by_then).seconds() / now.since(from).seconds();
-        self.control.end_window(self.ratio, lately);
+        self.control.end_window(self.ratio, lately, all);
         let bound = self.control.bound();
         let in_vain = self.control.is_exhausted() && self.ratio > bound.part();
         self.in_vain = if in_vain { self.in_vain + 1 } else { 0 };
@@ -107,9 +109,10 @@ impl Control {
             return;
         }
         bound.window_since = Instant::now();
-        let told = bound.end_window(now, waited);
-        let shift = bound.control.asked();
-        self.shared.books.engine().migrations().set_shift(shift);
+        let mut engine = self.shared.books.engine();
+        let mut migrations = engine.migrations();
+        let told = bound.end_window(now, waited, migrations.shift_of_all());
+        migrations.set_shift(bound.control.asked());
         if let Some(told) = told {
             warn(&told);
         }
@@ -169,6 +172,7 @@ mod tests {
                 bound.end_window(
                     Nanos((5 + at) * second),
                     Nanos(5 * second + at * second / 2),
+                    None,
                 )
             })
             .collect();

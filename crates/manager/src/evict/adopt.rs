@@ -62,6 +62,6 @@ impl Evictor {
             }
             waits = (!pages.is_empty()).then_some(Waits::Place(pages));
         }
-        self.shared.processes.wake_pages(&mut self.wakes);
+        self.wake();
     }
 }

@@ -153,7 +153,7 @@ impl Evictor {
                 }
                 None => self.is_back(&aside.process, !aside.items.is_empty()),
             }
-            self.shared.processes.wake_pages(&mut self.wakes);
+            self.wake();
         }
         self.revisit_at = now + youngest.max(REVISIT_EVERY);
         self.shared.books.free_released();

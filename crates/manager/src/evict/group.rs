@@ -75,6 +75,15 @@ impl Evictor {
         }
     }
 
+    /// Wakes the threads that wait for pages of the batch.
+    pub(super) fn wake(&mut self) {
+        let now = self.shared.elapsed();
+        for (space, page) in &self.wakes {
+            (self.shared.gauges).woken(*space, VirtRange::one(*page), now);
+        }
+        self.shared.processes.wake_pages(&mut self.wakes);
+    }
+
     /// Evicts items of the batch, all of one address space.
     pub(super) fn evict_group(&mut self, group: &[EvictItem]) {
         let process = self.shared.processes.get(group[0].space);
@@ -96,7 +105,7 @@ impl Evictor {
                 Err(waits) => self.set_aside(process, group, waits),
             },
         }
-        self.shared.processes.wake_pages(&mut self.wakes);
+        self.wake();
     }
 
     /// Stores and publishes the pages `moved` of the group. Those that cannot be put back are set
@@ -158,7 +167,7 @@ impl Evictor {
             Turn { back, next, alive }
         };
         self.stored.clear();
-        self.shared.processes.wake_pages(&mut self.wakes);
+        self.wake();
         turn
     }
 

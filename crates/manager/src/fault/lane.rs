@@ -34,7 +34,7 @@ pub(super) struct Lane {
     pub(super) loads: Loads,
     process: Option<Arc<Process>>,
     started: Instant,
-    /// How long its fault had waited for room before.
+    /// How long its fault had waited before it was served.
     pub(super) waited: Nanos,
     read_at: Instant,
     installed: Instant,
@@ -353,17 +353,7 @@ impl FaultThread {
             self.finish_part(lane, part);
         }
         drop(layout);
-        let this = &mut self.lanes[lane];
-        this.installed = Instant::now();
-        if demanded {
-            let took = this.installed.duration_since(this.started).as_nanos() as u64;
-            let end = this
-                .installed
-                .saturating_duration_since(self.shared.started);
-            let end = Nanos(end.as_nanos() as u64);
-            lock(&self.shared.gauges.fault_latency).note(took, this.waited, end);
-            self.note_page_in(lane, took);
-        }
+        self.note_waits(lane, demanded, wake);
         // Last, and with no lock held: the woken thread runs on this CPU, and may replace this
         // thread at once.
         if let Some(range) = wake {
@@ -372,6 +362,28 @@ impl FaultThread {
         // Freeing takes the tier's lock and may give memory back to the system, so it is not done
         // for each fault.
         self.shared.books.free_late(self.index, FREE_BATCH);
+    }
+
+    /// Notes what threads have waited that go on now.
+    ///
+    /// * `demanded`: the thread of the fault does.   * `woken`: threads of these pages do.
+    fn note_waits(&mut self, lane: usize, demanded: bool, woken: Option<VirtRange>) {
+        let this = &mut self.lanes[lane];
+        this.installed = Instant::now();
+        let (space, now) = (
+            this.loads.plan.fault.space,
+            self.shared.elapsed_at(this.installed),
+        );
+        let gauges = &self.shared.gauges;
+        if demanded {
+            let took = this.installed.duration_since(this.started).as_nanos() as u64;
+            let end = Nanos(now.as_nanos() as u64);
+            lock(&gauges.fault_latency).note(took, this.waited, end);
+            self.note_page_in(lane, took);
+        }
+        if let Some(range) = woken {
+            gauges.woken(space, range, now);
+        }
     }
 
     /// Counts the plan's page-in for the latency bound, if there is one: its faulting page came

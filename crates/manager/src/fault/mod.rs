@@ -526,7 +526,9 @@ impl FaultThread {
     /// As [`FaultThread::fault`], for a page that is not the shim's.
     fn answer(&mut self, process: &Arc<Process>, fault: Fault, arrived: Instant, read: Instant) {
         let lane = self.take_lane();
-        let answer = {
+        let gauges = &self.shared.gauges;
+        let now = self.shared.elapsed_at(read);
+        let (answer, waited) = {
             let held = self.shared.books.pool_held();
             let Some(mut engine) = engine_for(&self.shared, process, fault.page) else {
                 return self.idle.push(lane);
@@ -535,16 +537,16 @@ impl FaultThread {
             let answer = engine
                 .faults()
                 .answer(fault, &mut self.lanes[lane].loads.plan);
+            // The agent does not wait for a page of its own batch: see below.
+            let waits = matches!(answer, FaultAnswer::NoRoom | FaultAnswer::Wait) && !fault.urgent;
+            let waited = gauges.unserved.answered(&fault, !waits, now);
             let kick = engine.books().reclaim_wanted();
             drop(engine);
             if kick {
                 self.shared.signals.kick_evictor();
             }
-            answer
+            (answer, waited)
         };
-        let (no_room, now) = (answer == FaultAnswer::NoRoom, self.shared.elapsed_at(read));
-        let gauges = &self.shared.gauges;
-        let waited = gauges.room_waits.answered(&fault, no_room, now);
         if answer == FaultAnswer::Load {
             let times = [arrived, read, Instant::now()];
             self.lanes[lane].waited = waited;

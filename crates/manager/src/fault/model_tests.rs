@@ -38,6 +38,7 @@ use crate::space::model::ModelMemory;
 use crate::space::process::{Identity, Process};
 use crate::space::processes::Processes;
 use crate::space::shared::Shared;
+use crate::sync::lock;
 
 const FIRST: VirtPage = VirtPage(512);
 /// Pages of the program, and those that it may keep.
@@ -429,6 +430,53 @@ fn each_page_reads_as_it_was_written_from_another_machine() {
     let bed = Bed::over(shared_over(options("ram"), tiers));
     let came = bed.run(5_000);
     assert!(came > 2_500, "{came} pages came back");
+}
+
+/// One thread waits for its page, and another for the same page, which is on its way by then.
+#[test]
+fn a_thread_whose_page_another_one_loads_waits_too() {
+    let tier = FakeTier::new("elsewhere", TierKind::Remote, Bytes(16 << 20), 1);
+    let (tier, (to, from)) = (Arc::new(tier), channel());
+    let elsewhere = Elsewhere {
+        tier: tier.clone(),
+        to: Mutex::new(to),
+    };
+    let tiers = vec![MeteredTier::new(Box::new(elsewhere), None)];
+    let mut bed = Bed::over(shared_over(options("ram"), tiers));
+    let content = Content::numbered(1 << 8);
+    for page in 0..KEPT / 2 {
+        // The first is no longer among the newest.
+        (bed.memory).touch(FIRST.plus(page), Some(content), process::thread_id());
+    }
+    let mut batch = Vec::new();
+    let one = [VirtRange::one(FIRST)];
+    let mut engine = bed.shared.books.engine();
+    let chosen = (engine.evictions()).select_these(bed.process.space, &one, &mut batch);
+    drop(engine);
+    assert!(chosen);
+    bed.evict_batch(&batch);
+    let before = lock(&bed.shared.gauges.fault_latency).waited();
+    let held = Duration::from_millis(50);
+    std::thread::scope(|scope| {
+        let touch = || bed.memory.touch(FIRST, None, process::thread_id());
+        let first = scope.spawn(touch);
+        let (slot, stamp, token, inbox) = from.recv().expect("the page is asked for");
+        let second = scope.spawn(touch);
+        let repeated = || bed.shared.books.engine().books().stats().repeated;
+        while repeated() == 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        std::thread::sleep(held);
+        tier.fetch(slot, stamp, token, &inbox);
+        for thread in [first, second] {
+            assert_eq!(thread.join().expect("a page"), Touch::Done(content));
+        }
+    });
+    bed.stop();
+    let of = lock(&bed.shared.gauges.fault_latency);
+    let waited = of.waited().since(before).seconds();
+    assert!(waited >= 2.0 * held.as_secs_f64(), "{waited} s");
+    assert!(of.some_waited() < of.waited(), "they waited at once");
 }
 
 #[test]

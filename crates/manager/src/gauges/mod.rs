@@ -4,22 +4,22 @@ pub(crate) mod knobs;
 pub(crate) mod latency;
 pub(crate) mod limit;
 pub(crate) mod page_ins;
-pub(crate) mod room;
 pub(crate) mod scale;
+pub(crate) mod unserved;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use undercroft_base::Bytes;
+use undercroft_base::{Bytes, Nanos, SpaceId, VirtRange};
 use undercroft_qos::LatencyBound;
 
 use self::knobs::Knobs;
 use self::latency::{Breakdown, FaultLatency};
 use self::limit::{Exceeded, Paused};
 use self::page_ins::PageIns;
-use self::room::RoomWaits;
 use self::scale::{Longest, Shortages};
+use self::unserved::Unserved;
 use crate::sync::lock;
 
 /// The gauges of one run.
@@ -27,7 +27,7 @@ pub(crate) struct Gauges {
     pub fault_latency: Mutex<FaultLatency>,
     /// The page-ins, from when the run has a latency bound.
     pub page_ins: OnceLock<Box<PageIns>>,
-    pub room_waits: RoomWaits,
+    pub unserved: Unserved,
     /// What latency control decided last.
     pub knobs: Knobs,
     /// Bytes of DRAM that the user asks to keep to.
@@ -87,7 +87,7 @@ impl Gauges {
             pauses: Mutex::default(),
             fault_latency: Mutex::new(FaultLatency::new()),
             page_ins: bound.map_or_else(OnceLock::new, |bound| PageIns::boxed(bound).into()),
-            room_waits: RoomWaits::default(),
+            unserved: Unserved::default(),
             knobs: Knobs::default(),
             breakdown: Breakdown::default(),
             exceeded: Mutex::default(),
@@ -133,6 +133,15 @@ impl Gauges {
             lock(&self.pauses).note(paused, Instant::now());
         }
         changes
+    }
+
+    /// Threads that wait for pages of `range` are woken `now`, since the start of the run: their
+    /// waits end.
+    pub(crate) fn woken(&self, space: SpaceId, range: VirtRange, now: Duration) {
+        let end = Nanos(now.as_nanos() as u64);
+        (self.unserved).woken((space, range), now, |waited| {
+            lock(&self.fault_latency).note_wait(waited, end);
+        });
     }
 
     /// Notes the memory in use. Called by the control thread at each check, and by the evictor.

@@ -25,8 +25,8 @@ use std::collections::HashMap;
 use undercroft_base::{Bytes, Nanos, PageCount, PageNo, TierId};
 
 use super::{
-    GroupMove, LatencyClass, Leaving, Migration, PageFacts, Place, TierOrder, TierState,
-    waterfall::Waterfall,
+    BATCH_PAGES, GroupMove, LatencyClass, Leaving, Migration, PageFacts, Place, TierOrder,
+    TierState, waterfall::Waterfall,
 };
 
 /// Weight of the newest value in the means of §4.2 and §4.3.
@@ -83,8 +83,10 @@ pub struct Locality {
     to_disk: Vec<PageNo>,
     /// Kept for its memory.
     strong: Vec<(u32, u32, PageNo)>,
-    /// By how much SSD segments are longer than the latency of the disk needs. Infinite: nothing
-    /// goes to the disk.
+    /// Pages that the program uses while the disk is waited for, lately: the SSD segment. 0 before
+    /// the first sequence.
+    hides: f64,
+    /// By how much SSD segments are longer than that. Infinite: nothing goes to the disk.
     shift: f64,
 }
 
@@ -100,6 +102,7 @@ impl Default for Locality {
             next: 0,
             to_disk: Vec::new(),
             strong: Vec::new(),
+            hides: 0.0,
             shift: 1.0,
         }
     }
@@ -259,14 +262,15 @@ impl Place for Locality {
         let Some((_, disk)) = devices(tiers) else {
             return;
         };
-        if self.shift.is_infinite() || self.compute == 0.0 || !self.is_sequence() {
+        if self.compute == 0.0 || !self.is_sequence() {
             return;
         }
         let latency = match tiers[disk].load_ns {
             0 => DISK_FIRST,
             measured => measured as f64,
         };
-        let head = (latency / self.compute * self.shift).ceil() as usize;
+        self.hides = latency / self.compute;
+        let head = (self.hides * self.shift).ceil() as usize;
         if head < self.strong.len() {
             self.link(head);
         }
@@ -293,6 +297,10 @@ impl Place for Locality {
 
     fn set_shift(&mut self, shift: f64) {
         self.shift = shift;
+    }
+
+    fn shift_of_all(&self) -> Option<f64> {
+        (self.hides > 0.0).then(|| BATCH_PAGES as f64 / self.hides)
     }
 
     fn name(&self) -> &'static str {
@@ -416,6 +424,18 @@ mod tests {
         assert_eq!(shifted(1e6, 2.0), pages[20..]);
         assert_eq!(shifted(1e8, 64.0), pages[7..]);
         assert_eq!(shifted(1e8, f64::INFINITY), [0; 0]);
+    }
+
+    /// A batch has 64 pages, and 10 of them hide the disk.
+    #[test]
+    fn the_shift_of_all_is_that_of_a_sequence_as_long_as_a_batch() {
+        let pages: Vec<u32> = (0..40).collect();
+        let mut place = after(&pages, &pages);
+        assert_eq!(place.shift_of_all(), None, "no sequence has left");
+        place.compute = 1e6;
+        place.set_shift(f64::INFINITY);
+        on_disk(&mut place, &pages, false);
+        assert_eq!(place.shift_of_all(), Some(6.4));
     }
 
     #[test]

@@ -292,6 +292,12 @@ pub trait Place: Send {
     /// it would divide between two tiers; 1 = no more, infinity = all (HybridSwap §4.4). O(1).
     fn set_shift(&mut self, _shift: f64) {}
 
+    /// The least shift at which all of them go to the faster tier, as far as it knows by now;
+    /// `None` if it does not. O(1).
+    fn shift_of_all(&self) -> Option<f64> {
+        None
+    }
+
     /// What it decided about DRAM; `None` if it decides nothing, or has not yet.
     fn share(&self) -> Option<Share> {
         None

@@ -501,7 +501,9 @@ impl<'a> Client<'a> {
         };
         let passed = self.clock.seconds() - stall.began.seconds();
         let referenced = self.spent.reference.seconds() - stall.referenced.seconds();
-        let shift = (stall.control).end_window(ratio, (1.0 - referenced / passed).max(0.0));
+        let lately = (1.0 - referenced / passed).max(0.0);
+        let all = self.engine.migrations().shift_of_all();
+        let shift = stall.control.end_window(ratio, lately, all);
         (stall.began, stall.referenced) = (self.clock, self.spent.reference);
         self.engine.migrations().set_shift(shift);
     }
