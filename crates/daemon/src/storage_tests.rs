@@ -392,7 +392,7 @@ fn a_run_that_needs_more_gets_what_others_do_not_use_and_gives_it_back() {
         0,
         "the first one has 220, and the idle one is granted 32"
     );
-    world.calm(8);
+    world.calm(15);
     let why = world.run(new).refused.clone().expect("a refusal");
     assert!(why.contains("use what they were lent"), "{why}");
     world.leave(new);
@@ -447,7 +447,7 @@ fn a_run_that_never_answers_keeps_what_it_may_have_and_no_more() {
     // It was told to take everything, and may do so.
     assert_eq!(world.run(silent).quota, GRANT);
     let other = world.join("default", 200);
-    for _ in 0..500 {
+    for _ in 0..800 {
         world.tick(20);
         (0..4).for_each(|_| world.act(other, true));
     }
