@@ -293,6 +293,10 @@ impl Members {
             return self.end(id, why);
         }
         let is_still = figures.swap_ins == member.figures.swap_ins;
+        // One that fills its memory pages in soon, and within a moment none does.
+        let rests = is_still
+            && figures.dram == member.figures.dram
+            && now.saturating_sub(member.heard) >= TELL[1];
         if let Some(curve) = &figures.curve
             && curve.points.len() <= POINTS_MAX
         {
@@ -330,7 +334,7 @@ impl Members {
             member.ceiling = member.limit.max(uses);
         }
         let is_settled = member.is_settled() && member.storage_is_settled();
-        let pause = match (is_settled, is_still && !member.storage_grows()) {
+        let pause = match (is_settled, rests && !member.storage_grows()) {
             (false, _) => TELL[0],
             (true, false) => TELL[1],
             (true, true) => TELL[2],
