@@ -119,7 +119,7 @@ fn a_run_has_what_others_do_not_use_and_gives_back_what_is_free() {
         return skip(name, "a plain run has no daemon");
     }
     let daemon = start();
-    let mut idle = program(&daemon, 8, 25, &[]);
+    let mut idle = program(&daemon, 8, 60, &[]);
     idle.until("the idle run", 20, |run| {
         storage(&look(&daemon, &[run])?, run)
     });
@@ -139,7 +139,8 @@ fn a_run_has_what_others_do_not_use_and_gives_back_what_is_free() {
         quota / MIB
     ));
     assert_eq!(refused, 0.0, "its tier was full: {outcome}");
-    idle.wait().expect(0);
+    idle.signal(Signal::TERM);
+    idle.wait().expect(143);
     none_is_left(&daemon);
 }
 
@@ -153,7 +154,7 @@ fn what_was_lent_comes_back_when_others_grow_and_come() {
         return skip(name, "a plain run has no daemon");
     }
     let daemon = start();
-    let mut first = program(&daemon, 88, 24, &[]);
+    let mut first = program(&daemon, 88, 60, &[]);
     first.until("all that there is", 20, |run| {
         let found = storage(&look(&daemon, &[run])?, run)?;
         (found[0] == SIZE && found[2] >= 50 * MIB).then_some(())
@@ -185,7 +186,8 @@ fn what_was_lent_comes_back_when_others_grow_and_come() {
         let found = storage(&look(&daemon, &[run])?, run)?;
         (found[0] == SIZE).then_some(())
     });
-    first.wait().expect(0).expect_swapping(1000.0);
+    first.signal(Signal::TERM);
+    first.wait().expect(143).expect_swapping(1000.0);
     no_wrong_byte(&daemon);
     none_is_left(&daemon);
 }
