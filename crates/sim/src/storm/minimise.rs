@@ -28,7 +28,7 @@ const SEEDS: u64 = 200;
 /// Most storms of other seeds that are shrunk.
 const STORMS: u32 = 12;
 /// The steps of each, in those that are left of the first.
-const MORE: u64 = 8;
+const MORE: u64 = 4;
 /// The smallest piece that is left out of a storm before others are tried.
 const SMALL: usize = 8;
 /// A storm of so few steps is short enough: no others are tried.
