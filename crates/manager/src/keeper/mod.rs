@@ -52,8 +52,8 @@ pub const OUR_FAILURE: i32 = 125;
 /// take memory.
 const LEDGER_CHUNKS: usize = 1 << 19;
 
-/// How long the first manager may take to be ready. The program has not begun, so nothing waits for
-/// memory; on a machine that is overloaded it takes more than ten seconds.
+/// How long the first manager may take to be ready. On an overloaded machine it takes more than ten
+/// seconds. The program has not begun, so none of its threads waits.
 const STARTING: Duration = Duration::from_secs(60);
 
 /// How long a manager may take to be a successor; to send its report; and to end after that.

@@ -373,7 +373,7 @@ impl RunDir {
                 made => made?,
             }
             // Without a lock it looks left behind, and may be removed.
-            let Some(own) = locked(&base, &name)? else {
+            let Some(own) = locked(&base, &name, FlockOperation::LockExclusive)? else {
                 continue;
             };
             let dir = RunDir {
@@ -429,14 +429,14 @@ fn open_dir(base: &OwnedFd, name: &str) -> io::Result<OwnedFd> {
     Ok(openat(base, name, flags, Mode::empty())?)
 }
 
-/// Opens and locks a directory that was just made. `None`: it has been removed meanwhile.
-fn locked(base: &OwnedFd, name: &str) -> io::Result<Option<OwnedFd>> {
+/// Opens and locks a directory. `None`: it was removed meanwhile, or another has its name.
+fn locked(base: &OwnedFd, name: &str, how: FlockOperation) -> io::Result<Option<OwnedFd>> {
     let is_gone = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
     let own = match open_dir(base, name) {
         Err(error) if is_gone(&error) => return Ok(None),
         own => own?,
     };
-    flock(&own, FlockOperation::LockExclusive)?;
+    flock(&own, how)?;
     let number = fstat(&own)?.st_ino;
     let named = statat(base, name, AtFlags::SYMLINK_NOFOLLOW);
     Ok(named
@@ -455,10 +455,7 @@ pub fn remove_leftovers(path: &Path, base: &OwnedFd) {
         let Some(name) = name.to_str().filter(|name| is_run(OsStr::new(name))) else {
             continue;
         };
-        let Ok(own) = open_dir(base, name) else {
-            continue;
-        };
-        if flock(&own, FlockOperation::NonBlockingLockExclusive).is_ok() {
+        if let Ok(Some(own)) = locked(base, name, FlockOperation::NonBlockingLockExclusive) {
             remove_run(base, &own, name);
         }
     }

@@ -1,6 +1,7 @@
 //! Where a run's directory may be, and what makes a place unfit.
 
 use std::os::unix::fs::PermissionsExt;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
 
@@ -182,22 +183,26 @@ fn what_a_dead_keeper_left_is_removed_and_what_lives_is_not() {
 fn a_run_that_starts_while_leftovers_are_removed_has_its_directory() {
     let here = tempfile::tempdir().expect("a temporary directory");
     let open = || check(here.path(), user()).expect("a directory of our own");
-    let ended = std::sync::atomic::AtomicBool::new(false);
-    std::thread::scope(|scope| {
+    let ended = AtomicBool::new(false);
+    let starts = || {
+        // Every name may be taken from it; then it is refused, and has nothing.
+        let run = RunDir::take_name(here.path(), open())?;
+        Ok::<_, io::Error>(run.is_none_or(|run| run.path(SHIM_LINK).exists()))
+    };
+    let all: Vec<_> = std::thread::scope(|scope| {
         scope.spawn(|| {
             let base = open();
-            while !ended.load(std::sync::atomic::Ordering::Relaxed) {
+            while !ended.load(Ordering::Relaxed) {
                 remove_leftovers(here.path(), &base);
             }
         });
-        for _ in 0..500 {
-            // Every name may be taken from it; then it is refused, and has nothing.
-            if let Ok(Some(run)) = RunDir::take_name(here.path(), open()) {
-                assert!(run.path(SHIM_LINK).exists());
-            }
-        }
-        ended.store(true, std::sync::atomic::Ordering::Relaxed);
+        let all = (0..3000).map(|_| starts()).collect();
+        ended.store(true, Ordering::Relaxed);
+        all
     });
+    for start in all {
+        assert!(start.expect("a directory that stays"));
+    }
     let left = std::fs::read_dir(here.path()).expect("the directory");
     assert_eq!(left.count(), 0);
 }
