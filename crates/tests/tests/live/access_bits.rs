@@ -83,9 +83,9 @@ fn by_default_a_run_scans_while_pages_leave() {
     let never = ["--access-scan", "never"];
     // The first scan finds nothing, because bits are compared with the scan before. So the run
     // takes 2 s and more, for further scans.
-    let job = || resting_job("lru", folder.path(), "4000");
-    let (without, _) = hot_faults(job().options(never));
-    let (with, report) = hot_faults(job());
+    let job = |rest_us| resting_job("lru", folder.path(), rest_us);
+    let (without, _) = hot_faults(job("4000").options(never));
+    let (with, report) = hot_faults(job("4000"));
     let scans = &report["access_scans"];
     say(&format!(
         "lru: {without} faults of the hot set without scans, {with} by default; {scans}"
@@ -98,7 +98,7 @@ fn by_default_a_run_scans_while_pages_leave() {
     let spent = scans["seconds"].as_f64().expect("seconds");
     assert!(spent < 0.1 * seconds, "{spent} of {seconds} s");
     assert!(with < 0.9 * without, "{with} of {without}");
-    let roomy = hot_faults(job().limit(256 * MIB)).1;
+    let roomy = hot_faults(job("100").limit(256 * MIB)).1;
     assert_eq!(roomy["access_scans"], Value::Null, "nothing left memory");
 }
 

@@ -224,7 +224,7 @@ fn managers_and_daemon_die_while_storage_grows() {
     }
     let mut daemon = start();
     let options = ["--takeovers-max", "9"];
-    let runs = [144, 152].map(|mib| program(&daemon, mib, 20, &options));
+    let runs = [144, 152].map(|mib| program(&daemon, mib, 12, &options));
     for used in [40, 70, 100] {
         kill_manager(&daemon, &runs[0], &runs[1], used);
         kill_manager(&daemon, &runs[1], &runs[0], used);
