@@ -53,7 +53,7 @@ pub(crate) fn run(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
     measured
 }
 
-fn one_job(
+pub(super) fn one_job(
     file: &Path,
     job: &str,
     size_mib: u64,

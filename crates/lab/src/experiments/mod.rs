@@ -19,6 +19,7 @@ mod redis_benchmark;
 mod redis_server;
 mod redis_ycsb;
 mod sleeper;
+mod tiers;
 
 use crate::results::{Results, Sample};
 use crate::rig::{
@@ -102,6 +103,27 @@ pub(crate) const EXPERIMENTS: &[(ExperimentInfo, Experiment)] = &[
             about: "what the disk itself can do: 4 KiB random reads and sequential transfers",
         },
         fio::run,
+    ),
+    (
+        ExperimentInfo {
+            name: "tier-bandwidth",
+            about: "the file tier's transfers in sequence, beside those of fio",
+        },
+        tiers::bandwidth,
+    ),
+    (
+        ExperimentInfo {
+            name: "migration",
+            about: "random reads of a tier whose pages move to another meanwhile",
+        },
+        tiers::migration,
+    ),
+    (
+        ExperimentInfo {
+            name: "three-tiers",
+            about: "YCSB on redis at a quarter of its memory: three tiers, one emulated, beside two",
+        },
+        redis_ycsb::three_tiers,
     ),
     (
         ExperimentInfo {

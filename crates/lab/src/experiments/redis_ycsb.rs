@@ -45,58 +45,102 @@ struct Measurement {
     value: f64,
 }
 
+/// What is compared.
+struct Study {
+    name: &'static str,
+    /// DRAM is this part of the footprint: one in so many.
+    part: u64,
+    rigs: fn(&Lab, u64) -> Vec<Box<dyn Rig>>,
+    compare: fn(&mut Results),
+}
+
 pub(crate) fn run(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
-    let Some(client) = client(lab, results)? else {
-        return Ok(());
+    let study = Study {
+        name: "redis-ycsb",
+        part: 2,
+        rigs,
+        compare,
     };
-    let rounds = lab.rounds(1, 3);
-    progress("redis-ycsb: footprint without a limit");
-    let (_, outcome) = one_run(&client, &Plain, Bytes(0), client.trial)?;
-    let footprint = outcome.memory.cgroup_peak_bytes;
-    if footprint == 0 {
-        let why = "redis-ycsb: no memory cgroup to measure the footprint with; run as root";
-        skip(results, why);
-        return Ok(());
-    }
-    // The server of the small size needs a few MiB for itself; otherwise the kernel kills it under
-    // zram.
-    let budget = Bytes((footprint / 2 + lab.pick(4 << 20, 0)) & !0xfff);
-    results.parameters = BTreeMap::from([
-        ("records".into(), client.records.to_string()),
-        (
-            "operations_per_workload".into(),
-            client.operations.to_string(),
-        ),
-        ("client_threads".into(), client.threads.to_string()),
-        ("footprint_bytes".into(), footprint.to_string()),
-        ("total_dram_budget_bytes".into(), budget.0.to_string()),
-        ("rounds".into(), rounds.to_string()),
-        (
-            "value".into(),
-            format!("{FIELDS} fields of {FIELD_BYTES} bytes (dataintegrity) in JSON envelopes"),
-        ),
-    ]);
-    let rigs = rigs(lab, footprint);
-    let mut limits = Limits::new();
-    for rig in &rigs {
-        progress(&format!(
-            "redis-ycsb: limit of {} for {budget} of DRAM",
-            rig.name()
-        ));
-        let limit = fit(&client, rig.as_ref(), budget, results);
-        if let Some(limit) = or_skip(results, limit)? {
-            limits.insert(rig.name(), limit);
+    study.run(lab, results)
+}
+
+/// Three tiers, the second an emulated one, beside two.
+pub(crate) fn three_tiers(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
+    let study = Study {
+        name: "three-tiers",
+        part: 4,
+        rigs: two_and_three_tiers,
+        compare: |results| {
+            let target = Target {
+                must: 1.0,
+                aim: Some(1.3),
+            };
+            for (workload, ..) in WORKLOADS {
+                let pair = ("three tiers", "two tiers");
+                let (higher, lower) = (Better::Higher, Better::Lower);
+                results.compare(workload, "ops_per_second", pair, higher, Some(target));
+                results.compare(workload, "read_p99_ns", pair, lower, None);
+            }
+        },
+    };
+    study.run(lab, results)
+}
+
+impl Study {
+    fn run(&self, lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
+        let name = self.name;
+        let Some(client) = client(lab, results)? else {
+            return Ok(());
+        };
+        let rounds = lab.rounds(1, 3);
+        progress(&format!("{name}: footprint without a limit"));
+        let (_, outcome) = one_run(&client, &Plain, Bytes(0), client.trial)?;
+        let footprint = outcome.memory.cgroup_peak_bytes;
+        if footprint == 0 {
+            let why = "no memory cgroup to measure the footprint with; run as root";
+            skip(results, &format!("{name}: {why}"));
+            return Ok(());
         }
+        // The server of the small size needs a few MiB for itself; otherwise the kernel kills it under
+        // zram.
+        let budget = Bytes((footprint / self.part + lab.pick(4 << 20, 0)) & !0xfff);
+        results.parameters = BTreeMap::from([
+            ("records".into(), client.records.to_string()),
+            (
+                "operations_per_workload".into(),
+                client.operations.to_string(),
+            ),
+            ("client_threads".into(), client.threads.to_string()),
+            ("footprint_bytes".into(), footprint.to_string()),
+            ("total_dram_budget_bytes".into(), budget.0.to_string()),
+            ("rounds".into(), rounds.to_string()),
+            (
+                "value".into(),
+                format!("{FIELDS} fields of {FIELD_BYTES} bytes (dataintegrity) in JSON envelopes"),
+            ),
+        ]);
+        let rigs = (self.rigs)(lab, footprint);
+        let mut limits = Limits::new();
+        for rig in &rigs {
+            progress(&format!(
+                "{name}: limit of {} for {budget} of DRAM",
+                rig.name()
+            ));
+            let limit = fit(&client, rig.as_ref(), budget, results);
+            if let Some(limit) = or_skip(results, limit)? {
+                limits.insert(rig.name(), limit);
+            }
+        }
+        for round in 0..rounds {
+            let told = format!("{name}: round {} of {rounds}", round + 1);
+            one_round(&client, &rigs, &limits, (round, &told), results)?;
+        }
+        for rig in &rigs {
+            check_total(results, rig.name(), budget);
+        }
+        (self.compare)(results);
+        Ok(())
     }
-    for round in 0..rounds {
-        let told = format!("redis-ycsb: round {} of {rounds}", round + 1);
-        one_round(&client, &rigs, &limits, (round, &told), results)?;
-    }
-    for rig in &rigs {
-        check_total(results, rig.name(), budget);
-    }
-    compare(results);
-    Ok(())
 }
 
 type Limits = BTreeMap<&'static str, Bytes>;
@@ -140,6 +184,27 @@ fn rigs(lab: &Lab, footprint: u64) -> Vec<Box<dyn Rig>> {
     rigs.push(Box::new(Zram { swap }));
     rigs.push(Box::new(SwapFile { swap, directory }));
     rigs
+}
+
+/// A compressed pool over a file, and the same with memory between them that is emulated: as fast
+/// as an Optane module, a quarter of the footprint.
+fn two_and_three_tiers(lab: &Lab, footprint: u64) -> Vec<Box<dyn Rig>> {
+    let swap = Bytes(footprint * 2 + (64 << 20));
+    let place = |kind: &str| {
+        let number = std::process::id();
+        let name = format!("undercroft-lab-{number}.{kind}");
+        lab.swap_directory().join(name).display().to_string()
+    };
+    let file = format!("file:{},size={}", place("tier"), swap.0);
+    let between = (footprint / 4) & !0xf_ffff;
+    let between = format!("nvm:{},size={between},shape=optane-dimm", place("nvm"));
+    let ram = || "ram".to_owned();
+    let two = TierChoice::Named("two tiers", vec![ram(), file.clone()]);
+    let three = TierChoice::Named("three tiers", vec![ram(), between, file]);
+    [two, three]
+        .into_iter()
+        .filter_map(|tiers| lab.undercroft(tiers, swap))
+        .collect()
 }
 
 /// One server session under each rig. `round`: its number, and its name for the user.

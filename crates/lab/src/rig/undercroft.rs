@@ -19,6 +19,8 @@ pub enum TierChoice {
     RamThenFile(PathBuf),
     /// The same, with at most this percentage of the limit for compressed RAM.
     RamShareThenFile(u64, PathBuf),
+    /// These tiers, as `--tier` takes them, under a name for the results.
+    Named(&'static str, Vec<String>),
 }
 
 /// `undercroft run --memory-max LIMIT --tier ... --report FILE --quiet -- COMMAND`.
@@ -49,6 +51,7 @@ impl Undercroft {
                 let most = limit.0 * percent / 100;
                 vec![format!("ram,max={most}").into(), file(directory)]
             }
+            TierChoice::Named(_, specs) => specs.iter().map(OsString::from).collect(),
         }
     }
 }
@@ -59,6 +62,7 @@ impl Rig for Undercroft {
             TierChoice::Ram => "undercroft-ram",
             TierChoice::File(_) => "undercroft-file",
             TierChoice::RamThenFile(_) | TierChoice::RamShareThenFile(..) => "undercroft",
+            TierChoice::Named(name, _) => name,
         }
     }
 

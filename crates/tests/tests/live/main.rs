@@ -7,6 +7,7 @@ mod daemon;
 mod deaths;
 mod hostile;
 mod keeper;
+mod lab;
 mod latency;
 mod limits;
 mod live_and_simulated;
