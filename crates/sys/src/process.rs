@@ -171,6 +171,16 @@ pub fn random_bytes<const N: usize>() -> io::Result<[u8; N]> {
     }
 }
 
+/// Gives the memory of the heap that is free back to the kernel. Some 100 us; other threads that
+/// allocate wait meanwhile.
+pub fn trim_heap() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: it takes no pointer, and the allocator locks its own lists.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 /// The calling thread's id.
 pub fn thread_id() -> u32 {
     rustix::thread::gettid().as_raw_nonzero().get() as u32
@@ -297,21 +307,26 @@ pub fn raise_open_files_limit() -> u64 {
 /// and the locks.
 pub fn spawn_fd_holder(job: impl FnOnce()) -> io::Result<u32> {
     let flags = libc::CLONE_FILES | libc::SIGCHLD;
+    // The child has its name before it has run: until then nothing else tells it from its parent.
+    let name = rustix::thread::name()?;
+    rustix::thread::set_name(c"uc-fds")?;
     // SAFETY: clone without CLONE_VM is fork with a shared descriptor table; the caller's process
     // has one thread, so no thread holds a lock of the copy, and the child never returns.
     let id = unsafe { libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) };
-    match id {
-        -1 => Err(io::Error::last_os_error()),
-        0 => hold_while(job),
-        id => Ok(id as u32),
+    if id == 0 {
+        hold_while(job);
     }
+    let failed = io::Error::last_os_error();
+    let _ = rustix::thread::set_name(&name);
+    if id < 0 {
+        return Err(failed);
+    }
+    Ok(id as u32)
 }
 
 fn hold_while(job: impl FnOnce()) -> ! {
     let all = u64::MAX;
     // Nothing of the parent's state is touched.
-    // SAFETY: the name lives for ever.
-    unsafe { libc::prctl(libc::PR_SET_NAME, c"uc-fds".as_ptr()) };
     // SAFETY: takes numbers.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, 0) };
     // SAFETY: the set is live, and of 8 bytes.

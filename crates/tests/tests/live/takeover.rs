@@ -110,14 +110,27 @@ impl Killer<'_> {
     }
 }
 
-/// Does `work` with the run while its manager is killed, up to `most` times. Returns the number of
-/// kills.
-fn under_kills(run: &Running, seed: u64, most: u64, work: impl FnOnce()) -> u64 {
+/// Ends the killing, also if the test has failed: it would go on for ever.
+struct Ends<'a>(&'a Killer<'a>);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.over.store(true, Ordering::Relaxed);
+        if std::thread::panicking() {
+            say(&format!("the run said: {}", self.0.run.errors()));
+        }
+    }
+}
+
+/// Does `work` with the run while its manager is killed, up to `most` times. `work` is given a
+/// question: whether all kills are done. Returns the number of kills.
+fn under_kills(run: &Running, seed: u64, most: u64, work: impl FnOnce(&dyn Fn() -> bool)) -> u64 {
     let killer = Killer::of(run, seed);
     std::thread::scope(|scope| {
         let kills = scope.spawn(|| killer.work(most));
-        work();
-        killer.over.store(true, Ordering::Relaxed);
+        let ends = Ends(&killer);
+        work(&|| kills.is_finished());
+        drop(ends);
         kills.join().expect("each takeover ends");
     });
     killer.killed.load(Ordering::Relaxed)
@@ -181,7 +194,7 @@ fn memory_is_right_whenever_the_manager_is_killed() {
                 set.run().expect(0);
             }
         }
-        let killed = under_kills(&run, seed, most, || wait_for_end(pid, most));
+        let killed = under_kills(&run, seed, most, |_| wait_for_end(pid, most));
         let outcome = run.wait();
         // What a user has set holds under each successor.
         if let Some(report) = &outcome.report {
@@ -251,7 +264,7 @@ fn address_spaces_are_right_whenever_the_manager_is_killed() {
             };
             run.tree().iter().any(is).then_some(())
         });
-        let killed = under_kills(&run, seed, most.min(100), || wait_for_end(pid, 180));
+        let killed = under_kills(&run, seed, most.min(100), |_| wait_for_end(pid, 180));
         let outcome = run.wait();
         // Forks, moves and the like at the moment of a death: a takeover that is not certain is
         // refused, and the program is ended. It never sees a wrong byte.
@@ -342,15 +355,9 @@ fn redis_keeps_every_value_whenever_the_manager_is_killed() {
         .start();
     let mut client = Client::to_port(port, PATIENCE).expect("redis listens");
     store(&mut client, 0);
-    let killer_done = AtomicBool::new(false);
-    let killer = Killer::of(&run, 3);
     let mut rounds = 0;
-    std::thread::scope(|scope| {
-        let kills = scope.spawn(|| {
-            killer.work(most);
-            killer_done.store(true, Ordering::Relaxed);
-        });
-        while !killer_done.load(Ordering::Relaxed) && !kills.is_finished() {
+    let killed = under_kills(&run, 3, most, |all_done| {
+        while !all_done() {
             rounds += 1;
             store(&mut client, rounds);
             if rounds % 3 == 1 {
@@ -358,11 +365,9 @@ fn redis_keeps_every_value_whenever_the_manager_is_killed() {
             }
             verify(&mut client, rounds);
         }
-        kills.join().expect("each takeover ends");
     });
     verify(&mut client, rounds);
     client.send(&[b"SHUTDOWN", b"NOSAVE"]).expect("SHUTDOWN");
-    let killed = killer.killed.load(Ordering::Relaxed);
     let outcome = run.wait().expect(0);
     told(
         &format!("redis, {rounds} rounds of {KEYS} values"),
@@ -405,10 +410,8 @@ fn memcached_keeps_every_value_whenever_the_manager_is_killed() {
     }
     let mut versions = vec![0u64; keys as usize];
     let mut verified = 0u64;
-    let killer = Killer::of(&run, 4);
-    std::thread::scope(|scope| {
-        let kills = scope.spawn(|| killer.work(most));
-        while !kills.is_finished() {
+    let killed = under_kills(&run, 4, most, |all_done| {
+        while !all_done() {
             let key = mix(verified) % keys;
             let found = client.get(&format!("k{key}")).expect("get");
             let version = &mut versions[key as usize];
@@ -419,14 +422,12 @@ fn memcached_keeps_every_value_whenever_the_manager_is_killed() {
                 .expect("set");
             verified += 1;
         }
-        kills.join().expect("each takeover ends");
     });
     for key in 0..keys {
         let found = client.get(&format!("k{key}")).expect("get");
         assert_eq!(found, Some(value(key, versions[key as usize])), "key {key}");
     }
     run.signal(Signal::TERM);
-    let killed = killer.killed.load(Ordering::Relaxed);
     let outcome = run.wait();
     told(
         &format!("memcached, {verified} values read and changed"),
@@ -507,7 +508,7 @@ fn a_process_that_another_has_stopped_does_not_hold_up_a_takeover() {
         said.is_ok_and(|said| said.contains("ready")).then_some(())
     });
     let pid = run.pid();
-    let killed = under_kills(&run, 5, 12, || wait_for_end(pid, 12));
+    let killed = under_kills(&run, 5, 12, |_| wait_for_end(pid, 12));
     told(name, killed, &run.wait().expect(0));
 }
 
