@@ -48,8 +48,8 @@ struct Measurement {
 /// What is compared.
 struct Study {
     name: &'static str,
-    /// DRAM is this part of the footprint: one in so many.
-    part: u64,
+    /// The footprint is this many times the DRAM.
+    times: u64,
     rigs: fn(&Lab, u64) -> Vec<Box<dyn Rig>>,
     compare: fn(&mut Results),
 }
@@ -57,7 +57,7 @@ struct Study {
 pub(crate) fn run(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
     let study = Study {
         name: "redis-ycsb",
-        part: 2,
+        times: 2,
         rigs,
         compare,
     };
@@ -68,7 +68,7 @@ pub(crate) fn run(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
 pub(crate) fn three_tiers(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
     let study = Study {
         name: "three-tiers",
-        part: 4,
+        times: 4,
         rigs: two_and_three_tiers,
         compare: |results| {
             let target = Target {
@@ -101,9 +101,9 @@ impl Study {
             skip(results, &format!("{name}: {why}"));
             return Ok(());
         }
-        // The server of the small size needs a few MiB for itself; otherwise the kernel kills it under
-        // zram.
-        let budget = Bytes((footprint / self.part + lab.pick(4 << 20, 0)) & !0xfff);
+        // The server of the small size needs a few MiB for itself; otherwise the kernel kills it
+        // under zram.
+        let budget = Bytes((footprint / self.times + lab.pick(4 << 20, 0)) & !0xfff);
         results.parameters = BTreeMap::from([
             ("records".into(), client.records.to_string()),
             (
