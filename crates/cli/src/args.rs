@@ -88,13 +88,6 @@ pub(crate) enum Command {
         /// Directory for one page a subcommand; made if it is missing.
         dir: Option<PathBuf>,
     },
-    /// The manager of one run; started by `run`, never by hand.
-    #[command(hide = true)]
-    Manager {
-        /// Arguments from the keeper.
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-        arguments: Vec<OsString>,
-    },
     /// What this binary can continue, as JSON; asked by `upgrade`.
     #[command(hide = true)]
     Versions,

@@ -1,7 +1,7 @@
 //! The only module that calls the live system: it starts a run, acts as its manager, and asks
 //! running managers for their state.
 
-use std::ffi::OsString;
+use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
 
 use undercroft_manager::control::{Answered, Ask};
@@ -17,8 +17,9 @@ pub(crate) fn run(options: RunOptions) -> Result<u8, Failure> {
     Ok(keeper::run(&options) as u8)
 }
 
-/// The hidden `manager` subcommand: its one argument is the launch description, as JSON.
-pub(crate) fn serve(arguments: Vec<OsString>) -> Result<u8, Failure> {
+/// `undercroft manager`, the manager of one run; started by `run`, never by hand.
+/// * `launch`: the launch description, as JSON.
+pub(crate) fn serve(launch: &OsStr) -> Result<u8, Failure> {
     let failed = |why: String| {
         Failure::new(
             code::RUN_FAILED,
@@ -28,11 +29,8 @@ pub(crate) fn serve(arguments: Vec<OsString>) -> Result<u8, Failure> {
              says what is missing",
         )
     };
-    let text = arguments
-        .first()
-        .and_then(|argument| argument.to_str())
-        .unwrap_or("");
-    let launch = serde_json::from_str(text).map_err(|error| failed(error.to_string()))?;
+    let launch = serde_json::from_str(launch.to_str().unwrap_or(""))
+        .map_err(|error| failed(error.to_string()))?;
     control::serve(launch).map_err(|error| failed(error.to_string()))?;
     Ok(0)
 }

@@ -24,6 +24,7 @@ mod trace;
 mod upgrade;
 mod values;
 
+use std::ffi::OsString;
 use std::io::Write;
 use std::process::ExitCode;
 
@@ -33,8 +34,13 @@ use args::{Cli, Command};
 use failure::Failure;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
-    match dispatch(cli.command) {
+    // A manager reads no command line: what that takes of its heap it would keep for the run.
+    let words: Vec<OsString> = std::env::args_os().skip(1).take(2).collect();
+    let ended = match words.as_slice() {
+        [name, launch] if name == "manager" => live::serve(launch).map(ExitCode::from),
+        _ => dispatch(Cli::parse().command),
+    };
+    match ended {
         Ok(code) => code,
         Err(failure) => {
             let _ = writeln!(std::io::stderr(), "{failure}"); // it may be closed
@@ -47,7 +53,6 @@ fn main() -> ExitCode {
 fn dispatch(command: Command) -> Result<ExitCode, Failure> {
     let status = match command {
         Command::Run(args) => live::run(run::options(args)?),
-        Command::Manager { arguments } => live::serve(arguments),
         Command::Status(args) => show::status(&live::snapshots()?, args.pid, args.form()),
         Command::Top(args) => top::top(args.interval, args.sort),
         Command::Serve(args) => serve::serve(&args),

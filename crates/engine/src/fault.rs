@@ -173,6 +173,11 @@ impl<L: Ledger> Faults<'_, L> {
         out.extend(self.engine.waiters.drain(..count));
     }
 
+    /// Whether a thread waits for room.
+    pub fn any_waits(&self) -> bool {
+        !self.engine.waiters.is_empty()
+    }
+
     /// Decides a fault. On `Load`, the pages are in `plan`, all `Loading` and counted. Cost:
     /// O(window), no allocation once the page's chunk exists.
     #[inline(always)] // on the fault path

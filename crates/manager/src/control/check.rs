@@ -24,13 +24,11 @@ const TICK_MIN: Duration = Duration::from_micros(500);
 
 /// The same after [`CALM_AFTER`] without a fault, an event or growth, until something stirs. Half
 /// of it beside fork relatives, which may take frames without a fault.
-const TICK_CALM: Duration = Duration::from_millis(960);
+const TICK_CALM: Duration = Duration::from_millis(1920);
 const CALM_AFTER: Duration = Duration::from_secs(5);
 
 const _: () = assert!(TICK_MIN.as_nanos() < TICK_BUSY.as_nanos());
 const _: () = assert!(TICK_BUSY.as_nanos() < TICK_MAX.as_nanos());
-// The wait of the control thread is given in nanoseconds below a second.
-const _: () = assert!(TICK_CALM.as_secs() == 0);
 
 /// Longest rest after a check that took long.
 const REST_MAX: Duration = Duration::from_millis(250);
@@ -51,6 +49,10 @@ pub(super) struct Quiet {
     busy_at: Instant,
     /// The kernel does not tell of all new mappings.
     blind: bool,
+    /// A client that is not managed has not grown for long.
+    stands_still: bool,
+    /// The heap was given back since the client was last busy.
+    is_trimmed: bool,
 }
 
 impl Quiet {
@@ -58,12 +60,21 @@ impl Quiet {
         Quiet {
             busy_at: now,
             blind: false,
+            stands_still: false,
+            is_trimmed: false,
         }
     }
 
     /// A process is not watched for new mappings.
     pub(super) fn is_blind(&mut self) {
         self.blind = true;
+    }
+
+    /// Nothing happens: what the manager has freed goes back to the kernel, once.
+    fn rests(&mut self) {
+        if !std::mem::replace(&mut self.is_trimmed, true) {
+            process::trim_heap();
+        }
     }
 }
 
@@ -96,10 +107,11 @@ impl Control {
         }
     }
 
-    /// Time until the next check; below a second.
+    /// Time until the next check.
     pub(super) fn until_check(&self) -> Duration {
         let wait = self.check_at.saturating_duration_since(Instant::now());
-        wait.min(if self.shared.signals.is_calm() && self.paused.is_none() {
+        let calm = self.shared.signals.is_calm() || self.quiet.stands_still;
+        wait.min(if calm && self.paused.is_none() {
             TICK_CALM
         } else {
             TICK_MAX
@@ -187,10 +199,18 @@ impl Control {
             // Resident pages count before they are discovered: faults are served meanwhile.
             self.expect(&to_find);
         }
+        self.quiet.stands_still = look.is_still && !self.managing;
+        let wait = if self.quiet.stands_still {
+            self.quiet.rests();
+            // A client that was still and grows may do so with several threads.
+            (look.wait / 4).min(TICK_CALM)
+        } else {
+            look.wait.min(TICK_MAX)
+        };
         Pressure {
             begins,
             faults,
-            wait: look.wait.clamp(TICK_MIN, TICK_MAX),
+            wait: wait.max(TICK_MIN),
         }
     }
 
@@ -298,8 +318,10 @@ impl Control {
         let bound = self.has_latency_bound() || self.stall.is_bounded();
         if busy || bound || self.quiet.blind {
             self.quiet.busy_at = Instant::now();
+            self.quiet.is_trimmed = false;
             self.shared.signals.end_calm();
         } else if self.quiet.busy_at.elapsed() >= CALM_AFTER {
+            self.quiet.rests();
             self.shared.signals.set_calm();
         }
     }

@@ -161,7 +161,7 @@ impl Control {
             let wait = self.greetings.due().map_or(wait, |due| due.min(wait));
             let wait = if self.forgets { Duration::ZERO } else { wait };
             let timeout = rustix::fs::Timespec {
-                tv_sec: 0,
+                tv_sec: wait.as_secs() as i64,
                 tv_nsec: i64::from(wait.subsec_nanos()),
             };
             let _ = poll(&mut fds, Some(&timeout));

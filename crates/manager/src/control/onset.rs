@@ -40,6 +40,8 @@ pub(super) struct Look {
     pub(super) begins: bool,
     /// Time until the next look is due. It may be none.
     pub(super) wait: Duration,
+    /// The client has not grown for long.
+    pub(super) is_still: bool,
 }
 
 impl Onset {
@@ -87,6 +89,7 @@ impl Onset {
         Look {
             begins: used >= threshold || is_still && wait < frequent,
             wait,
+            is_still,
         }
     }
 }
@@ -153,6 +156,14 @@ mod tests {
         assert_eq!(looks(64, &used), [false, false, false, true]);
         let far = [at(1000, 40), at(20_000, 40)];
         assert_eq!(looks(4096, &far), [false, false]);
+        let begun = Instant::now();
+        let mut onset = Onset::new(begun);
+        let mut is_still = |seconds, mib| {
+            let now = begun + Duration::from_secs(seconds);
+            let used = (1, mib * MIB);
+            onset.look(now, used, 4096 * MIB, FREQUENT).is_still
+        };
+        assert!(!is_still(1, 100) && is_still(11, 150) && !is_still(12, 200));
     }
 
     #[test]

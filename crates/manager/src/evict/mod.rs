@@ -61,6 +61,9 @@ const NAP: Duration = Duration::from_millis(100);
 const LONG_NAP: Duration = Duration::from_secs(1);
 const NAPS: u32 = 50;
 
+/// The same in a calm run where no thread waits for room.
+const CALM_NAP: Duration = Duration::from_secs(4);
+
 // One command takes a whole batch, and a set of its pages is one word.
 const _: () = assert!(EVICT_PAGES_MAX == STAGING_PAGES && EVICT_PAGES_MAX <= 64);
 const _: () = assert!(COMPRESS_PAGES <= EVICT_PAGES_MAX && WRITE_PAGES <= EVICT_PAGES_MAX);
@@ -160,6 +163,7 @@ impl Evictor {
             self.revisit();
             shared.books.follow_pages();
             let nap = match self.aside.is_empty() {
+                true if naps >= NAPS && self.none_waits() => CALM_NAP,
                 true if naps >= NAPS => LONG_NAP,
                 true => NAP,
                 false => self.revisit_at.saturating_sub(shared.elapsed()).min(NAP),
@@ -360,6 +364,12 @@ impl Evictor {
             .faults()
             .take_waiters(&mut self.wakes);
         self.shared.processes.wake_pages(&mut self.wakes);
+    }
+
+    /// Whether nothing happens, and no thread waits for room.
+    fn none_waits(&self) -> bool {
+        let shared = &self.shared;
+        shared.signals.is_calm() && !shared.books.engine().faults().any_waits()
     }
 
     /// Chooses and evicts one batch. False if no page could be chosen.

@@ -244,6 +244,7 @@ fn try_run(
     given.close();
     inherit::leave_streams()?;
     process::spare_from_oom();
+    process::trim_heap(); // what reading the command line took
     let mut succession = Succession::new(options);
     let mut ended = wait_on(
         &mut program,
