@@ -23,6 +23,7 @@ mod scale;
 mod servers;
 mod slabs;
 mod soak;
+mod stall;
 mod takeover;
 mod tiers;
 mod transparency;
