@@ -523,6 +523,7 @@ const TIERS_EXAMPLES: &str = "Examples:
   undercroft tiers drain 4711 2
   undercroft tiers add 4711 2
   undercroft tiers add 4711 file:/mnt/fast,size=8G
+  undercroft tiers add 4711 ram,zstd
   undercroft tiers remove 4711 file:/var/swap";
 
 /// `undercroft demo`.

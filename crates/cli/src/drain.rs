@@ -228,7 +228,7 @@ fn absolute(wanted: &str) -> Result<String, String> {
     let path = match &mut spec {
         TierSpec::Nvm(nvm) => &mut nvm.path,
         TierSpec::File(file) => &mut file.path,
-        TierSpec::Ram(_) | TierSpec::Remote(_) => return Ok(wanted.to_owned()), // it says why not
+        TierSpec::Ram(_) | TierSpec::Remote(_) => return Ok(wanted.to_owned()),
     };
     let whole = std::path::absolute(&*path).map_err(|error| error.to_string())?;
     let (old, whole) = (path.display().to_string(), whole.display());

@@ -15,7 +15,7 @@ use undercroft_tier::file::FileMeter;
 use undercroft_tier::nvm::NvmTier;
 use undercroft_tier::remote::{RemoteMeter, RemoteTier};
 use undercroft_tier::shape::{Shape, ShapeName, Shaped, read_time};
-use undercroft_tier::spec::Rated;
+use undercroft_tier::spec::{RamSpec, Rated, TierSpec};
 
 use crate::gauges::latency::new_histogram;
 use crate::report::Drain;
@@ -59,6 +59,8 @@ pub(crate) struct MeteredTier {
     pub rated: Rated,
     /// It answers from memory, but takes long enough to measure.
     measures: bool,
+    /// How it was asked for, if it is compressed memory.
+    pub pool: Option<RamSpec>,
     /// How it is mapped; none if it is not.
     pub mapped_as: Option<MappedAs>,
     /// Nanoseconds of a load lately.
@@ -85,6 +87,7 @@ impl MeteredTier {
             measures: false,
             shape: None,
             rated: Rated::default(),
+            pool: None,
             mapped_as: None,
             reads: AtomicU64::new(0),
             writes: AtomicU64::new(0),
@@ -143,9 +146,12 @@ impl MeteredTier {
         self
     }
 
-    /// It costs this.
-    pub(crate) fn rated(mut self, rated: Rated) -> MeteredTier {
-        self.rated = rated;
+    /// It was asked for by this description: what it costs, and of a pool, its part of the limit.
+    pub(crate) fn of(mut self, spec: &TierSpec) -> MeteredTier {
+        self.rated = spec.rated();
+        if let TierSpec::Ram(ram) = spec {
+            self.pool = Some(*ram);
+        }
         self
     }
 

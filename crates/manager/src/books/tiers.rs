@@ -13,7 +13,7 @@ use undercroft_sys::restrict::Network;
 use undercroft_tier::file::WAITING_PAGES_MAX;
 use undercroft_tier::open::{Handed, MadeTier, OpenError, OpenTier};
 use undercroft_tier::shape::Shape;
-use undercroft_tier::spec::TierSpec;
+use undercroft_tier::spec::{RamSpec, TierSpec};
 
 use crate::books::metered::MeteredTier;
 use crate::options::ClientOptions;
@@ -31,23 +31,30 @@ pub struct TierLaunch {
     pub bell: Option<i32>,
 }
 
-/// The capacity of a tier under a limit, if it is a pool.
+/// The capacity of a pool under a limit.
 ///
 /// * `last`: no tier is below it.
-pub(crate) fn pool_capacity(spec: &TierSpec, memory_max: Bytes, last: bool) -> Option<Bytes> {
-    let TierSpec::Ram(ram) = spec else {
-        return None;
-    };
+pub(crate) fn pool_capacity(ram: &RamSpec, memory_max: Bytes, last: bool) -> Bytes {
     let limit = memory_max.min(total_memory());
     let percent = pool_percent(last);
     let default = Bytes((limit.0 as f64 * f64::from(percent) / 100.0) as u64);
-    Some(ram.max.map_or(default, |max| max.resolve(limit)))
+    ram.max.map_or(default, |max| max.resolve(limit))
 }
 
-/// The capacity of tier `index` at the start, as far as the limit decides it.
-fn first_capacity(options: &ClientOptions, index: usize) -> Bytes {
+/// The capacity of a tier at first, as far as the limit decides it.
+///
+/// * `last`: no tier is below it.
+pub(crate) fn first_capacity(spec: &TierSpec, memory_max: Bytes, last: bool) -> Bytes {
+    match spec {
+        TierSpec::Ram(ram) => pool_capacity(ram, memory_max, last),
+        TierSpec::Nvm(_) | TierSpec::File(_) | TierSpec::Remote(_) => Bytes(0),
+    }
+}
+
+/// The capacity of tier `index` at the start.
+fn capacity_of(options: &ClientOptions, index: usize) -> Bytes {
     let last = index + 1 == options.tiers.len();
-    pool_capacity(&options.tiers[index], options.memory_max, last).unwrap_or(Bytes(0))
+    first_capacity(&options.tiers[index], options.memory_max, last)
 }
 
 /// The machine's DRAM; more than any machine has if it is unknown.
@@ -61,7 +68,7 @@ fn total_memory() -> Bytes {
 pub(crate) fn open(options: &ClientOptions) -> Result<Vec<OpenTier>, OpenError> {
     let tiers = options.tiers.iter().enumerate();
     tiers
-        .map(|(index, spec)| OpenTier::open(spec, first_capacity(options, index)))
+        .map(|(index, spec)| OpenTier::open(spec, capacity_of(options, index)))
         .collect()
 }
 
@@ -157,7 +164,7 @@ fn made(
             opened.give_bell(bell);
         }
         let shape = opened.take_shape(spec);
-        let pool = first_capacity(options, index);
+        let pool = capacity_of(options, index);
         let made = if again {
             opened.recover(spec, pool)?
         } else {
@@ -165,7 +172,7 @@ fn made(
         };
         slots.push(if again { made.slots() } else { Vec::new() });
         let metered = metered(made, shape, options.memory_max);
-        tiers.push(metered.rated(spec.rated()));
+        tiers.push(metered.of(spec));
     }
     Ok((tiers, slots))
 }

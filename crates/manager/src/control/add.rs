@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::Builder;
 
-use undercroft_base::{Bytes, Nanos};
+use undercroft_base::Nanos;
 use undercroft_tier::measure;
 use undercroft_tier::open::OpenTier;
 use undercroft_tier::shape::read_time;
@@ -72,12 +72,7 @@ fn parsed(text: &str) -> Result<TierSpec, String> {
     match &spec {
         TierSpec::Nvm(nvm) => absolute(&nvm.path)?,
         TierSpec::File(file) => absolute(&file.path)?,
-        TierSpec::Ram(_) => {
-            return Err(
-                "compressed memory is part of a run from its start; start it with --tier ram"
-                    .to_owned(),
-            );
-        }
+        TierSpec::Ram(_) => {}
         TierSpec::Remote(_) => {
             return Err(
                 "a run that was started without a cluster may not use the network; start it with \
@@ -94,16 +89,25 @@ fn add(shared: &Shared, spec: &TierSpec) -> Result<Answered, String> {
     if shared.books.tiers.free_number().is_none() {
         return Err("the run has as many tiers as it may; remove one first".to_owned());
     }
-    let mut opened = OpenTier::open(spec, Bytes(0)).map_err(|error| error.to_string())?;
-    let shape = opened.take_shape(spec);
-    let made = opened
-        .make(spec, Bytes(0))
-        .map_err(|error| error.to_string())?;
-    let load = measure::load_time(made.tier()).map_err(|error| error.to_string())?;
-    let load = Nanos(load.0 + spec.shape().map_or(0, |name| read_time(name).0));
     let limit = shared.gauges.memory_max();
-    let metered = tiers::metered(made, shape, limit).measured(load);
-    shared.books.add(metered.rated(spec.rated()))?;
+    // A pool may grow with the limit later, up to this.
+    let pool = tiers::first_capacity(spec, limit.max(shared.options.memory_max), false);
+    let mut opened = OpenTier::open(spec, pool).map_err(|error| error.to_string())?;
+    let shape = opened.take_shape(spec);
+    let made = opened.make(spec, pool).map_err(|error| error.to_string())?;
+    // What a measurement writes to a pool would be DRAM that no limit knows of.
+    let load = match spec {
+        TierSpec::Ram(_) => None,
+        _ => Some(measure::load_time(made.tier()).map_err(|error| error.to_string())?),
+    };
+    let metered = tiers::metered(made, shape, limit).of(spec);
+    shared.books.add(match load {
+        Some(load) => {
+            let more = spec.shape().map_or(0, |name| read_time(name).0);
+            metered.measured(Nanos(load.0 + more))
+        }
+        None => metered,
+    })?;
     limit_pools(shared, shared.gauges.memory_max()); // it may have changed meanwhile
     shared.signals.kick_evictor();
     Ok(Answered::Yes)
@@ -116,7 +120,6 @@ mod tests {
     #[test]
     fn what_a_run_cannot_take_on_its_way_is_refused_with_the_fix() {
         for (text, says) in [
-            ("ram", "from its start"),
             ("redis:localhost:7000,size=1G", "the network"),
             ("file:swap,size=1G", "no absolute path"),
             ("nvm:pmem,size=1G", "no absolute path"),
@@ -127,5 +130,6 @@ mod tests {
             assert!(refused.contains(says), "{text}: {refused}");
         }
         assert!(parsed("file:/var/swap,size=1G").is_ok());
+        assert!(parsed("ram,zstd,max=8M").is_ok());
     }
 }

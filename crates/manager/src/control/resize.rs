@@ -111,14 +111,11 @@ pub(super) fn limit_pools(shared: &Shared, limit: Bytes) {
     let Some(last) = tiers.ranks().next_back() else {
         return;
     };
-    // What is in the last tier cannot move down. Only tiers of the start are pools.
+    // What is in the last tier cannot move down.
     for id in tiers.ranks().filter(|id| *id != last) {
-        let at = usize::from(id.0);
-        if tiers[at].tier.info().kind == TierKind::Ram
-            && let Some(spec) = shared.options.tiers.get(at)
-            && let Some(capacity) = pool_capacity(spec, limit, false)
-        {
-            tiers[at].set_ceiling(capacity);
+        let metered = &tiers[usize::from(id.0)];
+        if let Some(spec) = &metered.pool {
+            metered.set_ceiling(pool_capacity(spec, limit, false));
         }
     }
 }

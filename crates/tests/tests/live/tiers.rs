@@ -349,7 +349,8 @@ fn tiers_are_added_and_removed_under_a_program_that_uses_them() {
         assert!(outcome.errors.contains(why), "{outcome}");
     };
     refused(&tiers("remove", "2"), "have room for");
-    refused(&tiers("add", "ram"), "from its start");
+    let cluster = tiers("add", "redis:127.0.0.1:7000,size=1G");
+    refused(&cluster, "may not use the network");
     std::fs::write(at("there"), "a user's file").expect("a file");
     refused(
         &tiers("add", &format!("file:{},size=1G", at("there"))),
@@ -385,6 +386,68 @@ fn tiers_are_added_and_removed_under_a_program_that_uses_them() {
     for at in 0..4 {
         assert_eq!(tier(&outcome, at)["errors"], 0, "{outcome}");
     }
+}
+
+/// Compressed memory joins a run that has a file alone, holds pages within the limit, also after
+/// that was lowered, and leaves it again. The program checks every word.
+#[test]
+fn compressed_memory_joins_a_run_and_leaves_it() {
+    let name = "compressed_memory_joins_a_run_and_leaves_it";
+    let _turn = beside_others();
+    if plain_only() {
+        return skip(name, "a plain run has no tiers");
+    }
+    let folder = tempfile::tempdir_in("/var/tmp").expect("a scratch folder");
+    let path = folder.path().join("spill").display().to_string();
+    let mut run = Job::new(build("touch"))
+        .args(["96", "--rounds", "100000", "--back", "25"])
+        .limit(24 * MIB)
+        .options(["--placement", "waterfall"])
+        .tier(&format!("file:{path},size=1G"))
+        .timeout(100)
+        .start();
+    let pid = run.pid();
+    let number = |run: &Running, at: usize, field: &str| {
+        let status = run.status()?;
+        status["tiers"].get(at)?[field].as_u64()
+    };
+    run.until("pages in the file", 30, |run| {
+        (number(run, 0, "logical_bytes")? > 8 * MIB).then_some(())
+    });
+    let added = change_tiers(pid, "add", "ram,zstd").expect(0);
+    assert!(added.text().contains("number 1 by speed"), "{added}");
+    let read = |run: &Running| number(run, 1, "reads");
+    run.until("pages that come back from it", 30, |run| {
+        (read(run)? > 500 && number(run, 1, "logical_bytes")? > 8 * MIB).then_some(())
+    });
+    let set = Job::new(undercroft()).args(["set", &pid.to_string(), "memory-max=16M"]);
+    set.run().expect(0);
+    run.until("less memory", 30, |run| {
+        let dram = run.status()?["dram_bytes"].as_u64()?;
+        (dram <= 16 * MIB && number(run, 1, "held_bytes")? <= 8 * MIB).then_some(())
+    });
+    let removed = change_tiers(pid, "remove", "2").expect(0);
+    assert!(removed.text().contains("given back"), "{removed}");
+    let before = number(&run, 0, "reads").expect("it runs");
+    run.until("pages that come back from the file", 30, |run| {
+        (number(run, 0, "reads")? > before + 500).then_some(())
+    });
+    run.signal(rustix::process::Signal::TERM);
+    let outcome = run.wait();
+    assert_eq!(
+        outcome.code(),
+        Some(128 + 15),
+        "86 is a wrong word: {outcome}"
+    );
+    assert_eq!(outcome.number("counters.lost"), Some(0.0), "{outcome}");
+    let pool = tier(&outcome, 1);
+    assert_eq!(pool["kind"], "ram", "{outcome}");
+    assert_eq!(pool["drain"]["removed"], true, "{outcome}");
+    for at in 0..2 {
+        assert_eq!(tier(&outcome, at)["errors"], 0, "{outcome}");
+    }
+    let most = outcome.number("dram_bytes_peak").expect("a size");
+    assert!(most <= 1.02 * (24 * MIB) as f64, "{most}: {outcome}");
 }
 
 /// Waits until `run` writes nothing to its first tier any more, which would mend the damage. Then
