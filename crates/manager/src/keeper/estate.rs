@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use undercroft_sys::inherit;
@@ -168,6 +168,12 @@ pub(super) struct Starting {
 impl Starting {
     pub(super) fn end(&mut self) -> Killed {
         end_child(&mut self.child, &self.pidfd)
+    }
+
+    /// Kills it, and waits for its end for `most`.
+    pub(super) fn kill(&self, most: Duration) {
+        let _ = self.pidfd.kill();
+        self.pidfd.wait_exit(most);
     }
 
     fn failed(self, why: Option<String>) -> Box<Failed> {

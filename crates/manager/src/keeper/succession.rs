@@ -23,8 +23,12 @@ const DEATHS_MAX: usize = 4;
 /// A manager that lives longer than this has not died of the takeover.
 const SOON: Duration = Duration::from_secs(5);
 
-/// How long a successor may take.
-const TAKEOVER: Duration = READY;
+/// How long a successor may take. The program only waits meanwhile; without one it is ended.
+const TAKEOVER: Duration = Duration::from_secs(30);
+
+/// How long a killed manager may take to end, for the same reason: it may be in a write to a disk
+/// that is busy.
+const DYING: Duration = Duration::from_secs(60);
 
 /// How long a binary is on trial after an upgrade. If its manager dies by then, the one before
 /// takes over again.
@@ -264,6 +268,8 @@ impl Succession {
         if self.left == 0 {
             return Err(String::new());
         }
+        let _ = manager.pidfd.kill();
+        manager.pidfd.wait_exit(DYING);
         if manager.end(voice) == Killed::Stays {
             return Err(": it has not ended yet".to_owned());
         }
@@ -336,6 +342,7 @@ impl Succession {
         voice: &mut Voice,
     ) -> Result<Option<String>, String> {
         let (mut failed, why) = (failed.starting, failed.why);
+        failed.kill(DYING);
         let killed = failed.end();
         failed.log.tell(voice);
         // If it has come so far that the descriptors are its own, its holder has them.

@@ -1,7 +1,8 @@
 //! The manager is killed with `kill -9` again and again, at random moments and also while it takes
 //! over. Another takes over each time. The programs go on, every byte is verified, and nothing
-//! hangs. `UNDERCROFT_TEST_KILLS`: how often it is killed, in all tests of this file together. Also
-//! what stands on takeover: upgrades, and pauses that outlive a manager.
+//! hangs. `UNDERCROFT_TEST_KILLS`: how often it is killed, in all tests of this file together.
+//! `UNDERCROFT_TEST_TAKEOVER_MIB`: memory of `holdcheck`, default 48. Also what stands on takeover:
+//! upgrades, and pauses that outlive a manager.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
@@ -21,8 +22,9 @@ const ON: [&str; 2] = ["--takeovers-max", "1000000"];
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Longest time until another manager is ready. On an idle machine it takes some 60 ms.
-const TAKEN_OVER: Duration = Duration::from_secs(20);
+/// Longest time until another manager is ready. On an idle machine it takes some 60 ms; on one that
+/// is overloaded, with a busy disk, more than ten seconds.
+const TAKEN_OVER: Duration = Duration::from_secs(60);
 
 /// Kills of one test; `share` of 100 are this test's.
 fn kills(share: u64) -> u64 {
@@ -166,16 +168,17 @@ fn memory_is_right_whenever_the_manager_is_killed() {
         return skip(name, "a plain run has no manager");
     }
     let most = kills(40);
+    let mib = setting("UNDERCROFT_TEST_TAKEOVER_MIB", 48);
     let seconds = (3 + most / 7).to_string();
-    for (seed, tiers) in [(1, &["ram"][..]), (2, &["ram", "file:SPILL,size=256M"])] {
+    for (seed, tiers) in [(1, &["ram"][..]), (2, &["ram", "file:SPILL,size=2G"])] {
         let scratch = tempfile::tempdir().expect("a scratch folder");
         let evidence = scratch.path().join("evidence");
         let spill = scratch.path().join("spill").display().to_string();
         let mut job = Job::new(build("holdcheck"))
-            .arg("48")
+            .arg(mib.to_string())
             .arg(&evidence)
             .arg(if tiers.len() == 1 { "3" } else { &seconds })
-            .limit(24 * MIB)
+            .limit(mib / 2 * MIB)
             .options(ON)
             .timeout(60 + most);
         for tier in tiers {
@@ -187,10 +190,11 @@ fn memory_is_right_whenever_the_manager_is_killed() {
             said.is_ok_and(|said| said.contains("ready")).then_some(())
         });
         let pid = run.pid();
-        let limit = if tiers.len() == 1 { 24 } else { 20 };
-        if limit != 24 {
-            for change in ["memory-max=20M", "latency=p99=50ms"] {
-                let set = Job::new(undercroft()).args(["set", &pid.to_string(), change]);
+        let is_set = tiers.len() > 1;
+        let limit = mib / 2 - if is_set { mib / 12 } else { 0 };
+        if is_set {
+            for change in [format!("memory-max={limit}M"), "latency=p99=50ms".into()] {
+                let set = Job::new(undercroft()).args(["set", &pid.to_string(), &change]);
                 set.run().expect(0);
             }
         }
@@ -200,7 +204,7 @@ fn memory_is_right_whenever_the_manager_is_killed() {
         if let Some(report) = &outcome.report {
             let bound = &report["latency_bound"]["bound"];
             assert_eq!(report["memory_max_bytes"], limit * MIB, "{outcome}");
-            assert_eq!(bound.is_null(), limit == 24, "{outcome}");
+            assert_eq!(bound.is_null(), !is_set, "{outcome}");
         }
         let seen = std::fs::read_to_string(&evidence).unwrap_or_default();
         assert!(seen.is_empty(), "{seen}\n{outcome}");
