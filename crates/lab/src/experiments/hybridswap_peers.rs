@@ -341,8 +341,8 @@ const WHY_RAID: &str = "every other page is on the disk, wherever it belongs, an
 const WHY_DISK: &str = "the SSD writes its log in sequence and has time for all, so alone it is never \
                         overwhelmed as the paper's is; the disk seeks twice for a sequence.";
 
-const WHY_RANDOM: &str = "the paper's kernel writes some pages one after the other, and its SSD is between \
-                          the two that are shown.";
+const WHY_RANDOM: &str =
+    "here every write is at random, and above none is: the paper's value is between.";
 
 /// The paper's memory: of 1.95 GB of items and what the server needs, 98 % are in memory at 2 GB.
 const MEMORIES: [(&str, f64); 4] = [
