@@ -131,6 +131,8 @@ pub struct Engine<L> {
     place: Box<dyn Place>,
     /// Pages to load together, if the placement policy links pages.
     linked: Option<Vec<PageNo>>,
+    /// The placement policy's part of the limit that is kept free.
+    reserve_part: u64,
     /// The tiers as last reported, by number.
     tiers: Vec<TierState>,
     /// The numbers of the tiers that are in use, fastest first. A policy sees only these, and a
@@ -242,6 +244,7 @@ impl<L: Ledger> Engine<L> {
             prefetch: (!prefetch.is_none()).then_some(prefetch),
             place: Box::new(Waterfall),
             linked: None,
+            reserve_part: Waterfall.reserve_part(),
             tiers: Vec::with_capacity(TIERS_MAX),
             ranks: (0..config.demotes.len())
                 .map(|at| TierId(at as u8))
@@ -279,6 +282,7 @@ impl<L: Ledger> Engine<L> {
     /// Has `place` decide which tier keeps a page, in place of `waterfall`. Before the first page.
     pub fn set_place(&mut self, place: Box<dyn Place>) {
         self.linked = place.links_pages().then(Vec::new);
+        self.reserve_part = place.reserve_part();
         self.place = place;
     }
 
@@ -319,8 +323,9 @@ impl<L: Ledger> Engine<L> {
     }
 
     fn reserve(&self) -> i64 {
+        let limit = self.config.limit.pages_floor();
         match self.config.room {
-            Room::Ahead => limits::reserve(self.config.limit.pages_floor()).0 as i64,
+            Room::Ahead => limits::reserve(limit, self.reserve_part).0 as i64,
             Room::AfterPlan => 0,
         }
     }

@@ -207,7 +207,7 @@ impl From<FaultTouchArg> for FaultTouch {
 pub enum RoomArg {
     /// When a page is about to come: memory is used to the last page
     After,
-    /// As in the live manager: a reserve of a 256th is kept free
+    /// As in the live manager: a reserve of a 256th is kept free; locality has a 64th
     Ahead,
     /// When pages left in the recorded live run, and as many
     Traced,

@@ -17,5 +17,6 @@ mod named_victims;
 mod parts;
 mod refused;
 mod regions;
+mod reserve;
 mod set_aside;
 mod unsure;

@@ -1,8 +1,8 @@
-//! `hybridswap-fig5.6`, `-fig5.8` and `-fig5.10`: HybridSwap beside the SSD alone and beside SSD
-//! and disk in turn, over memory and over programs at once, simulated; and what its work costs
-//! (HybridSwap §5.5, §5.7, §5.9).
+//! `hybridswap-fig5.5`, `-fig5.6`, `-fig5.8` and `-fig5.10`: HybridSwap beside the SSD alone and
+//! beside SSD and disk in turn, simulated: its faults and the disk's head, over memory, over
+//! programs at once; and what its work costs (HybridSwap §5.4 to §5.7, §5.9).
 
-use super::hybridswap::{PROGRAMS, Program, Swap, model};
+use super::hybridswap::{PROGRAMS, Program, SSD, SSD_AT_RANDOM, Swap, model};
 use super::{Lab, progress};
 use crate::results::{
     Better, Figure, Panel, Results, Simulated, SimulatedRun, Table, TraceFacts, Verdict,
@@ -11,7 +11,7 @@ use anyhow::Context;
 use undercroft_sim::sweep::streams_of;
 use undercroft_sim::{PageStream, SimReport, open};
 
-/// What figures 5.6 and 5.8 compare.
+/// What figures 5.5 to 5.8 compare.
 const SWAPS: [Swap; 3] = [Swap::Ssd, Swap::Raid, Swap::Hybrid];
 
 /// The small size has so much of a footprint, and the ends of the horizontal axis.
@@ -65,6 +65,16 @@ fn ssd_writes(report: &SimReport) -> f64 {
     report.tiers[0].pages_written as f64
 }
 
+fn run_time(report: &SimReport) -> f64 {
+    report.elapsed_seconds
+}
+
+/// How often the disk's head moved, for each thousand pages that it read or wrote.
+fn moves(report: &SimReport) -> f64 {
+    let disk = &report.tiers[1];
+    1000.0 * disk.seeks as f64 / (disk.pages_read + disk.pages_written) as f64
+}
+
 fn program(name: &str) -> anyhow::Result<&'static Program> {
     let named = PROGRAMS.iter().find(|of| of.name == name);
     named.with_context(|| format!("there is no program {name}"))
@@ -74,13 +84,14 @@ fn program(name: &str) -> anyhow::Result<&'static Program> {
 fn point(
     program: &Program,
     streams: &[PageStream],
+    ssd: &str,
     place: String,
     percent: f64,
     found: &mut Simulated,
 ) -> anyhow::Result<Point> {
     progress(&format!("{}, {place}", program.name));
     let mut run = |swap| -> anyhow::Result<SimReport> {
-        let report = program.run(streams, swap, percent)?;
+        let report = program.run(streams, ssd, swap, percent)?;
         let name = format!("{}, {place}, {}", program.name, swap.name());
         found.runs.push(SimulatedRun::of(name, percent, &report));
         Ok(report)
@@ -168,11 +179,170 @@ fn panel(title: &str, points: &[Point], value: fn(&SimReport) -> f64) -> Panel {
     }
 }
 
+/// The paper's instances of a program, in the paper's memory.
+fn as_in_table_5_2(lab: &Lab, name: &str, found: &mut Simulated) -> anyhow::Result<Point> {
+    let program = program(name)?;
+    let spec = program.spec(program.instances, lab.pick(SMALL, 1));
+    let streams = streams_of(&open::open(&spec)?, 4096)?;
+    let place = program.instances.to_string();
+    let point = point(program, &streams, SSD, place, program.memory_percent, found)?;
+    let facts = TraceFacts::generated(name, &spec, &spec, &point.reports[0]);
+    found.traces.push(facts);
+    found.tables.push(table(
+        &format!("{name}, the paper's instances"),
+        "instances",
+        std::slice::from_ref(&point),
+    ));
+    Ok(point)
+}
+
+/// Figure 5.5 is of correlation; figure 5.7 and table 5.4 are of image.
+pub(super) fn fig_5_5(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
+    let mut found = begin();
+    let correlation = as_in_table_5_2(lab, "correlation", &mut found)?;
+    let image = as_in_table_5_2(lab, "image", &mut found)?;
+    let programs = [("correlation", &correlation), ("image", &image)];
+    let shows_head = |swap: &Swap| *swap != Swap::Ssd;
+    found.tables.push(head_table(&programs));
+    found.verdicts = verdicts_5_5(&correlation, &image);
+    let places = programs.map(|(name, _)| name.to_owned()).to_vec();
+    let panel = |title: &str, value: fn(&SimReport) -> f64, swaps: Vec<Swap>| Panel {
+        title: title.to_owned(),
+        places: places.clone(),
+        series: (swaps.into_iter())
+            .map(|swap| {
+                let values = programs.iter().map(|(_, point)| value(point.report(swap)));
+                (swap.name().to_owned(), values.collect())
+            })
+            .collect(),
+    };
+    let head = SWAPS.into_iter().filter(shows_head).collect();
+    let panels = vec![
+        panel("major faults", faults, SWAPS.to_vec()),
+        panel("movements of the head, for 1,000 pages", moves, head),
+    ];
+    let title = "Major faults, and movements of the disk's head, by swap";
+    found
+        .figures
+        .push(figure("fig5.5", title, "program", panels));
+    results.simulated = Some(found);
+    Ok(())
+}
+
+/// Figure 5.7 in numbers: it draws where the head is in 0.2 s.
+fn head_table(programs: &[(&str, &Point)]) -> Table {
+    let mut rows = Vec::new();
+    for (name, point) in programs {
+        for swap in [Swap::Raid, Swap::Hybrid] {
+            let report = point.report(swap);
+            let disk = &report.tiers[1];
+            rows.push(vec![
+                (*name).to_owned(),
+                swap.name().to_owned(),
+                disk.pages_written.to_string(),
+                disk.pages_read.to_string(),
+                disk.read_requests.to_string(),
+                disk.seeks.to_string(),
+                format!("{:.1}", moves(report)),
+                format!("{:.2}", 0.2 * disk.seeks as f64 / run_time(report)),
+                format!("{:.0}", 100.0 * disk.busy_seconds / run_time(report)),
+            ]);
+        }
+    }
+    Table {
+        title: "The head of the disk".to_owned(),
+        text: "A movement is one to another cylinder, of 254 pages. The head waits for the platter at \
+               other requests, too."
+            .to_owned(),
+        columns: [
+            "program",
+            "swap",
+            "written to the disk",
+            "read from it",
+            "reads",
+            "movements",
+            "for 1,000 pages",
+            "in 0.2 s",
+            "disk busy, % of the time",
+        ]
+        .map(str::to_owned)
+        .to_vec(),
+        rows,
+    }
+}
+
+const WHY_EXACT: &str = "a generated program repeats its order more exactly than a real one.";
+
+const WHY_FAULTS: &str = "what is read ahead is what lies together in memory, so it is the same on one \
+                          device and on two. In the paper it is what lies together on a device.";
+
+/// What the paper says of figures 5.5 and 5.7 and in the first row of table 5.4.
+fn verdicts_5_5(correlation: &Point, image: &Point) -> Vec<Verdict> {
+    let verdict =
+        |measure: &str, ours, paper| Verdict::new(measure, "%", Better::Lower, ours).paper(paper);
+    let judged = |measure: &str, ours, paper, why| {
+        verdict(measure, ours, paper)
+            .target(paper, None)
+            .difference(why)
+    };
+    let by_ssd = |point: &Point, value| point.change(Swap::Hybrid, Swap::Ssd, value);
+    let by_raid = |point: &Point, value| point.change(Swap::Hybrid, Swap::Raid, value);
+    let striped = |point: &Point| point.change(Swap::Raid, Swap::Ssd, faults);
+    vec![
+        judged(
+            "correlation: major faults, against the SSD alone",
+            by_ssd(correlation, faults),
+            -49.0,
+            WHY_EXACT,
+        ),
+        judged(
+            "correlation: major faults, against striped",
+            by_raid(correlation, faults),
+            -39.0,
+            WHY_EXACT,
+        ),
+        verdict(
+            "correlation: major faults striped, against the SSD alone",
+            striped(correlation),
+            -16.4,
+        )
+        .difference(WHY_FAULTS),
+        judged(
+            "image: major faults, against striped",
+            by_raid(image, faults),
+            -40.9,
+            WHY_EXACT,
+        ),
+        verdict(
+            "image: major faults striped, against the SSD alone",
+            striped(image),
+            19.8,
+        )
+        .difference(WHY_FAULTS),
+        judged(
+            "image: run time, against striped",
+            by_raid(image, run_time),
+            -28.5,
+            WHY_RAID,
+        ),
+        Verdict::new(
+            "image: movements of the head for 1,000 pages, against striped",
+            "%",
+            Better::Lower,
+            by_raid(image, moves),
+        )
+        .difference("the paper draws where the head is, and gives no number."),
+    ]
+}
+
 const WHY_RAID: &str = "every other page is on the disk, wherever it belongs, and each of its reads \
                         turns and seeks. The paper's disk orders what several programs ask for.";
 
 const WHY_DISK: &str = "the SSD writes its log in sequence and has time for all, so alone it is never \
                         overwhelmed as the paper's is; the disk seeks twice for a sequence.";
+
+const WHY_RANDOM: &str =
+    "here every write is at random, and above none is: the paper's value is between.";
 
 /// The paper's memory: of 1.95 GB of items and what the server needs, 98 % are in memory at 2 GB.
 const MEMORIES: [(&str, f64); 4] = [
@@ -192,6 +362,7 @@ pub(super) fn fig_5_6(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
         points.push(point(
             program,
             &streams,
+            SSD,
             place.to_owned(),
             percent,
             &mut found,
@@ -264,22 +435,31 @@ const INSTANCES: [u64; 4] = [4, 5, 6, 7];
 pub(super) fn fig_5_8(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
     let mut found = begin();
     let program = program("matrix inverse")?;
-    let mut points = Vec::new();
+    found.model.push(
+        "Written at random: each page that goes to the SSD takes what the paper's table 5.1 gives for \
+         4 KB at random, 1 ms, as if no two pages that leave one after the other lay together on it."
+            .to_owned(),
+    );
+    let (mut points, mut at_random) = (Vec::new(), Vec::new());
     for instances in places(lab, &INSTANCES) {
         let spec = program.spec(instances, lab.pick(SMALL_MATRIX, 1));
         let streams = streams_of(&open::open(&spec)?, 4096)?;
         // As much memory for all as the paper's seven have.
         let percent = program.memory_percent * program.instances as f64 / instances as f64;
-        let place = instances.to_string();
-        points.push(point(program, &streams, place, percent, &mut found)?);
+        for (ssd, points) in [(SSD, &mut points), (SSD_AT_RANDOM, &mut at_random)] {
+            let place = instances.to_string();
+            points.push(point(program, &streams, ssd, place, percent, &mut found)?);
+        }
         let last = &points[points.len() - 1];
         let facts = TraceFacts::generated(program.name, &spec, &spec, &last.reports[0]);
         found.traces.push(facts);
     }
     found.verdicts = verdicts_5_8(&points);
-    found
-        .tables
-        .push(table("Matrix inverse by instances", "instances", &points));
+    found.verdicts.extend(verdicts_at_random(&at_random));
+    let title = "Matrix inverse by instances";
+    found.tables.push(table(title, "instances", &points));
+    let title = "Matrix inverse by instances, SSD written at random";
+    found.tables.push(table(title, "instances", &at_random));
     found.figures.push(figure(
         "fig5.8",
         "matrix inverse by instances and swap",
@@ -287,10 +467,57 @@ pub(super) fn fig_5_8(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
         vec![
             panel("major faults", &points, faults),
             panel("seconds waited", &points, waits),
+            panel("seconds waited, SSD written at random", &at_random, waits),
         ],
     ));
     results.simulated = Some(found);
     Ok(())
+}
+
+/// Percent of the time of all instances that they waited.
+fn waits_of_time(report: &SimReport) -> f64 {
+    let all: f64 = report.clients.iter().map(|of| of.elapsed_seconds).sum();
+    100.0 * waits(report) / all
+}
+
+/// What the paper says of waits, beside an SSD on which each page is written at random.
+fn verdicts_at_random(points: &[Point]) -> Vec<Verdict> {
+    let (few, many) = (&points[0], &points[points.len() - 1]);
+    let alone = [few, many].map(|point| point.report(Swap::Ssd));
+    let verdict = |what: &str, unit: &str, ours, paper| {
+        let measure = format!("SSD written at random: {what}");
+        Verdict::new(&measure, unit, Better::Lower, ours).paper(paper)
+    };
+    vec![
+        verdict(
+            "waits of 7 instances, against it alone",
+            "%",
+            many.change(Swap::Hybrid, Swap::Ssd, waits),
+            -20.0,
+        )
+        .target(-20.0, None)
+        .difference(WHY_RANDOM),
+        verdict(
+            "waits of 7 instances, against striped",
+            "%",
+            many.change(Swap::Hybrid, Swap::Raid, waits),
+            -43.0,
+        )
+        .target(-43.0, None)
+        .difference(WHY_RAID),
+        verdict(
+            "alone, waits of 7, of those of 4",
+            "",
+            waits(alone[1]) / waits(alone[0]),
+            4.5,
+        ),
+        verdict(
+            "alone, 4 instances: waits, of the time",
+            "%",
+            waits_of_time(alone[0]),
+            1.7,
+        ),
+    ]
 }
 
 /// What the paper says of figure 5.8.
@@ -300,10 +527,6 @@ fn verdicts_5_8(points: &[Point]) -> Vec<Verdict> {
     let lower = |measure: &str, ours| Verdict::new(measure, "%", Better::Lower, ours);
     let grows =
         |value: fn(&SimReport) -> f64| value(many.report(Swap::Ssd)) / value(few.report(Swap::Ssd));
-    let of_time = |report: &SimReport| {
-        let all: f64 = report.clients.iter().map(|of| of.elapsed_seconds).sum();
-        100.0 * waits(report) / all
-    };
     vec![
         lower(
             "7 instances: major faults, against the SSD alone",
@@ -311,7 +534,7 @@ fn verdicts_5_8(points: &[Point]) -> Vec<Verdict> {
         )
         .paper(-49.0)
         .target(-49.0, None)
-        .difference("a generated program repeats its order more exactly than a real one."),
+        .difference(WHY_EXACT),
         lower(
             "7 instances: waits for devices, against the SSD alone",
             change(Swap::Ssd, waits),
@@ -345,7 +568,7 @@ fn verdicts_5_8(points: &[Point]) -> Vec<Verdict> {
         .paper(4.5),
         lower(
             "SSD alone, 4 instances: waits, of the time",
-            of_time(few.report(Swap::Ssd)),
+            waits_of_time(few.report(Swap::Ssd)),
         )
         .paper(1.7),
     ]
@@ -397,7 +620,7 @@ fn overhead(
         progress(&format!("{}, round {}", program.name, round + 1));
         for (least, swap) in least.iter_mut().zip([Swap::Raid, Swap::RaidBeside]) {
             let before = processor_seconds()?;
-            let report = program.run(&streams, swap, program.memory_percent)?;
+            let report = program.run(&streams, SSD, swap, program.memory_percent)?;
             *least = least.min(processor_seconds()? - before);
             if round == 0 {
                 let name = format!("{}, {}", program.name, swap.name());

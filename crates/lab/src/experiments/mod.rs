@@ -247,6 +247,13 @@ pub(crate) const EXPERIMENTS: &[(ExperimentInfo, Experiment)] = &[
     ),
     (
         ExperimentInfo {
+            name: "hybridswap-fig5.5",
+            about: "HybridSwap, figures 5.5 and 5.7, simulated: major faults, and the head of the disk",
+        },
+        hybridswap_peers::fig_5_5,
+    ),
+    (
+        ExperimentInfo {
             name: "hybridswap-fig5.6",
             about: "HybridSwap, figure 5.6, simulated: memcached by memory, beside two other ways to swap",
         },

@@ -26,22 +26,26 @@ struct State {
 
 /// Pages that are free below a limit, on average: reclaim begins when the reserve is used, and ends
 /// at one and a half. Half of the pages that may wait to be written do.
-fn free_below(limit: PageCount) -> PageCount {
+///
+/// * `part`: one in this many pages is the reserve (`Place::reserve_part`).
+fn free_below(limit: PageCount, part: u64) -> PageCount {
     const WAITING_MAX: u64 = 256; // 1 MiB
     const WAITING_FROM: u64 = 8192; // 32 MiB
     let waiting = match limit.0 {
         WAITING_FROM.. => (limit.0 / 64).min(WAITING_MAX) / 2,
         _ => 0,
     };
-    PageCount(limits::reserve(limit).0 * 5 / 4 + waiting)
+    PageCount(limits::reserve(limit, part).0 * 5 / 4 + waiting)
 }
 
 impl Follower {
     /// For a client with this limit, before its first page.
     pub(crate) fn new(reclaim: &ReclaimName, place: &PlacementName, limit: PageCount) -> Follower {
+        let part = place.make().reserve_part();
+        let free = move |limit| free_below(limit, part);
         Follower {
             state: Mutex::new(State {
-                estimator: Estimator::new(reclaim, place, limit, free_below),
+                estimator: Estimator::new(reclaim, place, limit, free),
                 events: Vec::new(),
             }),
         }

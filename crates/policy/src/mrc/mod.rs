@@ -157,7 +157,7 @@ pub struct Estimator {
     sampling: Sampling,
     limit: PageCount,
     /// Room that is kept free below a limit, on average.
-    free: fn(PageCount) -> PageCount,
+    free: Box<dyn Fn(PageCount) -> PageCount + Send>,
     tiers: Tiers,
     numbers: FxHashMap<PageNo, u32>,
     pages: Vec<Page>,
@@ -176,7 +176,7 @@ impl Estimator {
         reclaim: &ReclaimName,
         place: &PlacementName,
         limit: PageCount,
-        free: fn(PageCount) -> PageCount,
+        free: impl Fn(PageCount) -> PageCount + Send + 'static,
     ) -> Estimator {
         let minis = EIGHTHS.map(|part| {
             let present = limit;
@@ -186,7 +186,7 @@ impl Estimator {
         Estimator {
             sampling: Sampling::for_limit(limit),
             limit,
-            free,
+            free: Box::new(free),
             tiers: Tiers::NONE,
             numbers: FxHashMap::default(),
             pages: Vec::new(),

@@ -126,6 +126,7 @@ proptest! {
     fn every_placement_names_tiers_that_are_there_once_and_relieves_what_may_be(seed: u64, count in 0..=TIERS_MAX) {
         for name in NAMES {
             let mut place = by_name(name).expect("a known policy");
+            prop_assert!(place.reserve_part() > 0);
             let mut random = Random::new(seed);
             for no in 0..200 {
                 let tiers: Vec<TierState> = (0..count).map(|_| tier(&mut random)).collect();

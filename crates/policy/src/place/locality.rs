@@ -280,6 +280,10 @@ impl Place for Locality {
         true
     }
 
+    fn reserve_part(&self) -> u64 {
+        64 // a sequence is of pages that leave together
+    }
+
     fn together(&mut self, no: PageNo, out: &mut Vec<PageNo>) {
         let of = self.page(no).sequence;
         if let Some(sequence) = self.sequences.get(&of) {

@@ -270,6 +270,12 @@ pub trait Place: Send {
         false
     }
 
+    /// One in this many pages of the limit is kept free for faults. Half as many pages leave at a
+    /// time (docs/design/0040). Asked once, before the first page.
+    fn reserve_part(&self) -> u64 {
+        256
+    }
+
     /// Appends the pages to load when a thread waits for page `no`; `no` may be among them. Called
     /// if [`Place::links_pages`]. On the fault path, with the engine locked: O(pages).
     fn together(&mut self, _no: PageNo, _out: &mut Vec<PageNo>) {}

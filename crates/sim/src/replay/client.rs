@@ -293,10 +293,12 @@ impl<'a> Client<'a> {
         let config = config_of(setup, frames);
         let chunks = stream.numbers as usize / CHUNK_PAGES as usize;
         let mut engine = Engine::new(VecLedger::new(chunks), reclaim, prefetch, config);
-        engine.set_place(match setup.kernel_swap {
+        let place = match setup.kernel_swap {
             Some(kernel) => kernel.make(),
             None => setup.placement.make(),
-        });
+        };
+        let part = place.reserve_part();
+        engine.set_place(place);
         let space = add_pages(&mut engine, stream);
         let numbers = stream.numbers as usize;
         Ok(Client {
@@ -337,7 +339,7 @@ impl<'a> Client<'a> {
             traced,
             following: name
                 .filter(|_| setup.curve)
-                .map(|name| Following::new(&name, &setup.placement, frames, setup.room)),
+                .map(|name| Following::new(&name, &setup.placement, frames, setup.room, part)),
             future,
         })
     }

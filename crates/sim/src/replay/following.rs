@@ -25,15 +25,19 @@ pub(super) struct Following {
 
 impl Following {
     /// For a client with `frames` pages.
+    ///
+    /// * `part`: one in this many pages is kept free
+    ///   ([`Place::reserve_part`](undercroft_policy::place::Place::reserve_part)).
     pub(super) fn new(
         reclaim: &ReclaimName,
         place: &PlacementName,
         frames: u64,
         room: SimRoom,
+        part: u64,
     ) -> Following {
-        let free: fn(PageCount) -> PageCount = match room {
-            SimRoom::AfterPlan => |_| PageCount(0),
-            SimRoom::Ahead | SimRoom::Traced => |limit| PageCount(limits::reserve(limit).0 * 5 / 4),
+        let free = move |limit| match room {
+            SimRoom::AfterPlan => PageCount(0),
+            SimRoom::Ahead | SimRoom::Traced => PageCount(limits::reserve(limit, part).0 * 5 / 4),
         };
         Following {
             estimator: Estimator::new(reclaim, place, PageCount(frames), free),
