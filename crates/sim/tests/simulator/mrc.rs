@@ -73,6 +73,20 @@ fn loop_has_its_cliff_where_it_is() {
     assert_eq!(cliff.memory_pages, 16384, "{curve:?}");
 }
 
+/// Of 9,216 pages 180 are kept free on average under `locality`, and 45 under others.
+#[test]
+fn loop_that_just_fits_elsewhere_does_so_by_the_reserve_of_its_placement() {
+    for (placement, fits) in [("waterfall", true), ("locality", false)] {
+        let curve = curve("loop:pages=9100,refs=100000", 8192, |s| {
+            s.reclaim = "lru".to_owned();
+            s.placement = placement.parse().unwrap();
+        });
+        let more = curve.iter().find(|point| point.memory_pages == 9216);
+        assert_eq!(more.unwrap().swap_ins_replayed == Some(0), fits, "{more:?}");
+        within(&curve, 8192, 0.5, [2.0, 2.0]);
+    }
+}
+
 #[test]
 fn hot_set_beside_a_scan_is_near() {
     let trace = "scan_hot:pages=40000,refs=800000,hot=3000,share=0.7,seed=5";
