@@ -73,19 +73,17 @@ fn loop_has_its_cliff_where_it_is() {
     assert_eq!(cliff.memory_pages, 16384, "{curve:?}");
 }
 
-/// Of 8,192 pages 160 are kept free on average under `locality`, and 40 under others.
+/// Of 9,216 pages 180 are kept free on average under `locality`, and 45 under others.
 #[test]
-fn loop_that_just_fits_does_so_by_the_reserve_of_its_placement() {
+fn loop_that_just_fits_elsewhere_does_so_by_the_reserve_of_its_placement() {
     for (placement, fits) in [("waterfall", true), ("locality", false)] {
-        let curve = curve("loop:pages=8092,refs=100000", 8192, |s| {
+        let curve = curve("loop:pages=9100,refs=100000", 8192, |s| {
             s.reclaim = "lru".to_owned();
             s.placement = placement.parse().unwrap();
         });
-        let present = curve.iter().find(|point| point.memory_pages == 8192);
-        let present = present.unwrap();
-        let exact = present.swap_ins_replayed.unwrap();
-        assert_eq!(exact == 0, fits, "{placement}: {present:?}");
-        assert_eq!(present.swap_ins.round() as u64, exact, "{placement}");
+        let more = curve.iter().find(|point| point.memory_pages == 9216);
+        assert_eq!(more.unwrap().swap_ins_replayed == Some(0), fits, "{more:?}");
+        within(&curve, 8192, 0.5, [2.0, 2.0]);
     }
 }
 
