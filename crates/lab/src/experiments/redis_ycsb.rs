@@ -187,17 +187,21 @@ fn rigs(lab: &Lab, footprint: u64) -> Vec<Box<dyn Rig>> {
 }
 
 /// A compressed pool over a file, and the same with memory between them that is emulated: as fast
-/// as an Optane module, a quarter of the footprint.
+/// as an Optane module, a quarter of the footprint. That stands for other memory, so no budget
+/// counts it.
 fn two_and_three_tiers(lab: &Lab, footprint: u64) -> Vec<Box<dyn Rig>> {
     let swap = Bytes(footprint * 2 + (64 << 20));
-    let place = |kind: &str| {
+    let place = |folder: PathBuf, kind: &str| {
         let number = std::process::id();
-        let name = format!("undercroft-lab-{number}.{kind}");
-        lab.swap_directory().join(name).display().to_string()
+        let path = folder.join(format!("undercroft-lab-{number}.{kind}"));
+        path.display().to_string()
     };
-    let file = format!("file:{},size={}", place("tier"), swap.0);
-    let between = (footprint / 4) & !0xf_ffff;
-    let between = format!("nvm:{},size={between},shape=optane-dimm", place("nvm"));
+    let file = place(lab.swap_directory(), "tier");
+    let file = format!("file:{file},size={}", swap.0);
+    // Not on the disk of the file, which it must not write to.
+    let nvm = place("/dev/shm".into(), "nvm");
+    let size = (footprint / 4) & !0xf_ffff;
+    let between = format!("nvm:{nvm},size={size},shape=optane-dimm");
     let ram = || "ram".to_owned();
     let two = TierChoice::Named("two tiers", vec![ram(), file.clone()]);
     let three = TierChoice::Named("three tiers", vec![ram(), between, file]);

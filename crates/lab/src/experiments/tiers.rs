@@ -134,7 +134,9 @@ pub(crate) fn migration(lab: &Lab, results: &mut Results) -> anyhow::Result<()> 
         let size = footprint_mib * 2;
         let specs = ["from", "to"].map(|name| format!("file:{},size={size}M{more}", place(name)));
         for round in 0..rounds {
-            for name in ["at rest", "while it is drained"] {
+            // At rest, as many phases count as in the run before.
+            let mut phases = usize::MAX;
+            for name in ["while it is drained", "at rest"] {
                 let tiers = TierChoice::Named(name, specs.to_vec());
                 let Some(rig) = lab.undercroft(tiers, Bytes(0)) else {
                     skip(results, "migration: needs an undercroft binary");
@@ -146,9 +148,11 @@ pub(crate) fn migration(lab: &Lab, results: &mut Results) -> anyhow::Result<()> 
                 ));
                 let drained = name != "at rest";
                 let done = one_run(lab, rig.as_ref(), (limit, drained), &command);
-                let Some((lines, outcome)) = or_skip(results, done)? else {
+                let Some((mut lines, outcome)) = or_skip(results, done)? else {
                     continue;
                 };
+                lines.truncate(phases);
+                phases = lines.len();
                 for line in &lines {
                     let sample = phase_sample(round, name, case.into(), line, &outcome);
                     results.samples.push(sample);
@@ -173,8 +177,8 @@ pub(crate) fn migration(lab: &Lab, results: &mut Results) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// The phases of one run that pages were on the move in, from the first to the last; as many at
-/// rest.
+/// The phases of one run that pages were on the move in, from the first to the last. All of a run
+/// that is not drained.
 fn one_run(
     lab: &Lab,
     rig: &dyn Rig,

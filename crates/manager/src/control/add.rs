@@ -15,7 +15,7 @@ use undercroft_tier::shape::read_time;
 use undercroft_tier::spec::TierSpec;
 
 use super::launch::Answered;
-use super::resize::limit_pools;
+use super::resize::limit_pools_now;
 use crate::books::tiers;
 use crate::space::shared::Shared;
 
@@ -89,16 +89,21 @@ fn add(shared: &Shared, spec: &TierSpec) -> Result<Answered, String> {
     if shared.books.tiers.free_number().is_none() {
         return Err("the run has as many tiers as it may; remove one first".to_owned());
     }
+    let is_pool = matches!(spec, TierSpec::Ram(_));
+    if is_pool && (shared.books.tiers.ranked()).any(|tier| tier.pool.is_some()) {
+        return Err("the run has compressed memory already; remove that first".to_owned());
+    }
     let limit = shared.gauges.memory_max();
-    // A pool may grow with the limit later, up to this.
-    let pool = tiers::first_capacity(spec, limit.max(shared.options.memory_max), false);
+    // A pool may grow with the limit later, and if it becomes the last tier, up to this.
+    let pool = tiers::first_capacity(spec, limit.max(shared.options.memory_max), true);
     let mut opened = OpenTier::open(spec, pool).map_err(|error| error.to_string())?;
     let shape = opened.take_shape(spec);
     let made = opened.make(spec, pool).map_err(|error| error.to_string())?;
     // What a measurement writes to a pool would be DRAM that no limit knows of.
-    let load = match spec {
-        TierSpec::Ram(_) => None,
-        _ => Some(measure::load_time(made.tier()).map_err(|error| error.to_string())?),
+    let load = if is_pool {
+        None
+    } else {
+        Some(measure::load_time(made.tier()).map_err(|error| error.to_string())?)
     };
     let metered = tiers::metered(made, shape, limit).of(spec);
     shared.books.add(match load {
@@ -108,7 +113,7 @@ fn add(shared: &Shared, spec: &TierSpec) -> Result<Answered, String> {
         }
         None => metered,
     })?;
-    limit_pools(shared, shared.gauges.memory_max()); // it may have changed meanwhile
+    limit_pools_now(shared);
     shared.signals.kick_evictor();
     Ok(Answered::Yes)
 }

@@ -78,6 +78,20 @@ impl Quiet {
     }
 }
 
+/// Time until the next look at a client that is not managed.
+///
+/// * `fastest`: what it needs to its limit if it grows as fast as one thread can.
+/// * `stands_still`: it has not grown for long. If it begins, it may do so with several threads.
+fn wait(fastest: Duration, stands_still: bool) -> Duration {
+    let usual = fastest.min(TICK_MAX);
+    let wait = if stands_still {
+        (fastest / 4).clamp(usual, TICK_CALM)
+    } else {
+        usual
+    };
+    wait.max(TICK_MIN)
+}
+
 impl Control {
     /// Starts a thread that scans Accessed bits while pages leave (`--access-scan auto`).
     pub(super) fn scan_on_demand(&self) {
@@ -199,18 +213,14 @@ impl Control {
             // Resident pages count before they are discovered: faults are served meanwhile.
             self.expect(&to_find);
         }
-        self.quiet.stands_still = look.is_still && !self.managing;
-        let wait = if self.quiet.stands_still {
+        self.quiet.stands_still = look.is_still && !self.managing && !self.is_bounded();
+        if self.quiet.stands_still {
             self.quiet.rests();
-            // A client that was still and grows may do so with several threads.
-            (look.wait / 4).min(TICK_CALM)
-        } else {
-            look.wait.min(TICK_MAX)
-        };
+        }
         Pressure {
             begins,
             faults,
-            wait: wait.max(TICK_MIN),
+            wait: wait(look.wait, self.quiet.stands_still),
         }
     }
 
@@ -315,8 +325,7 @@ impl Control {
     /// Notes whether something happens. A bound is looked after at all times, and so is a client
     /// whose new mappings only a check finds.
     fn rest_if_calm(&mut self, busy: bool) {
-        let bound = self.has_latency_bound() || self.stall.is_bounded();
-        if busy || bound || self.quiet.blind {
+        if busy || self.is_bounded() || self.quiet.blind {
             self.quiet.busy_at = Instant::now();
             self.quiet.is_trimmed = false;
             self.shared.signals.end_calm();
@@ -324,6 +333,11 @@ impl Control {
             self.quiet.rests();
             self.shared.signals.set_calm();
         }
+    }
+
+    /// A bound is looked after at all times.
+    fn is_bounded(&self) -> bool {
+        self.has_latency_bound() || self.stall.is_bounded()
     }
 
     /// Checks soon if something has stirred in a calm client.
@@ -341,6 +355,27 @@ impl Control {
         peak.fetch_max(managed, Ordering::Relaxed);
         for tier in self.shared.books.tiers.iter() {
             tier.note_usage();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_far_from_its_limit_is_looked_at_seldom_once_it_stands_still() {
+        let ms = Duration::from_millis;
+        // A gigabyte is 250 ms of one thread's growth.
+        for (fastest, grows, stands_still) in [
+            (0, TICK_MIN, TICK_MIN),
+            (50, ms(50), ms(50)),
+            (125, TICK_MAX, TICK_MAX),
+            (1000, TICK_MAX, ms(250)),
+            (60_000, TICK_MAX, TICK_CALM),
+        ] {
+            assert_eq!(wait(ms(fastest), false), grows);
+            assert_eq!(wait(ms(fastest), true), stands_still);
         }
     }
 }

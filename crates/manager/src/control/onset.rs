@@ -16,6 +16,9 @@ const LATE: Duration = Duration::from_millis(25);
 /// fresh memory.
 const GROWTH_MAX: f64 = 4e9;
 
+/// Longest wait between two looks, in seconds. Those who look have shorter ones.
+const WAIT_MAX: f64 = 60.0;
+
 /// Growth is measured over this time at least.
 const MEASURE_MIN: Duration = Duration::from_millis(1);
 
@@ -84,7 +87,7 @@ impl Onset {
         let fast = ((self.growth * LATE.as_secs_f64()) as u64).min(limit / 2);
         let threshold = limit - near.max(fast);
         let headroom = threshold.saturating_sub(used) as f64;
-        let wait = Duration::from_secs_f64((headroom / GROWTH_MAX).min(1.0));
+        let wait = Duration::from_secs_f64((headroom / GROWTH_MAX).min(WAIT_MAX));
         let is_still = now.saturating_duration_since(self.still_since) >= STILL_AFTER;
         Look {
             begins: used >= threshold || is_still && wait < frequent,

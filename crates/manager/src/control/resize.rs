@@ -104,9 +104,21 @@ impl Control {
     }
 }
 
+/// As [`limit_pools`], by the limit of now. The control thread may change it at the same time.
+pub(super) fn limit_pools_now(shared: &Shared) {
+    let mut limit = shared.gauges.memory_max();
+    loop {
+        limit_pools(shared, limit);
+        let now = shared.gauges.memory_max();
+        if std::mem::replace(&mut limit, now) == now {
+            return;
+        }
+    }
+}
+
 /// Compressed pages get the share of the limit that they would have from the start, but never more
-/// than that was: their address space has its size.
-pub(super) fn limit_pools(shared: &Shared, limit: Bytes) {
+/// than their address space, which the limit gave them at first.
+fn limit_pools(shared: &Shared, limit: Bytes) {
     let tiers = &shared.books.tiers;
     let Some(last) = tiers.ranks().next_back() else {
         return;

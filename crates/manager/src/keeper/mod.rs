@@ -56,7 +56,7 @@ const LEDGER_CHUNKS: usize = 1 << 19;
 /// seconds. The program has not begun, so none of its threads waits.
 const STARTING: Duration = Duration::from_secs(60);
 
-/// How long a manager may take to be a successor; to send its report; and to end after that.
+/// How long a manager may take to send its report; to end after that; and to say its versions.
 const READY: Duration = Duration::from_secs(10);
 
 /// How long the program's processes may take to end once they are killed.
@@ -66,8 +66,16 @@ const ENDING: Duration = Duration::from_secs(10);
 /// uninterruptible system call.
 const KILLED: Duration = Duration::from_secs(5);
 
+/// How long a successor may take. The program only waits meanwhile; without one it is ended. What
+/// the keeper is to pass on waits as well.
+const TAKEOVER: Duration = Duration::from_secs(30);
+
+/// How long a killed manager may take to end, for the same reason: it may be in a write to a disk
+/// that is busy.
+const DYING: Duration = Duration::from_secs(60);
+
 // So the program's end is told after 2 `READY` and `KILLED` at most, and that of a doomed run after
-// `KILLED` and `ENDING`.
+// `KILLED` and `ENDING`. During a takeover it is told later: `succession.rs`.
 
 /// How often leftover processes of the program are looked for.
 const LEFTOVER_TICK: Duration = Duration::from_millis(20);
@@ -177,6 +185,13 @@ impl Manager {
         }
         killed
     }
+
+    /// The same. Waits for `most` first: the program only waits meanwhile.
+    fn end_within(&mut self, most: Duration, voice: &Voice) -> Killed {
+        let _ = self.pidfd.kill();
+        self.pidfd.wait_exit(most);
+        self.end(voice)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -199,8 +214,8 @@ fn end_child(child: &mut Child, pidfd: &PidFd) -> Killed {
 /// What the user is told of a manager that does not end.
 fn stays(pid: u32) -> String {
     format!(
-        "the manager (process {pid}) has not ended {KILLED:?} after it was killed: a frozen cgroup or a \
-         system call holds it. Until it ends, the memory and the files of the tiers stay in use"
+        "the manager (process {pid}) has not ended since it was killed: a frozen cgroup or a system \
+         call holds it. Until it ends, the memory and the files of the tiers stay in use"
     )
 }
 

@@ -11,7 +11,7 @@ use undercroft_tier::spec::TierSpec;
 use super::estate::{Estate, Failed};
 use super::upgrade::{self, Asking, Told};
 use super::voice::Voice;
-use super::{Killed, Manager, READY, reap_one};
+use super::{DYING, Killed, Manager, READY, TAKEOVER, reap_one};
 use crate::legacy::Legacy;
 use crate::options::RunOptions;
 use crate::report::Takeovers;
@@ -22,13 +22,6 @@ const DEATHS_MAX: usize = 4;
 
 /// A manager that lives longer than this has not died of the takeover.
 const SOON: Duration = Duration::from_secs(5);
-
-/// How long a successor may take. The program only waits meanwhile; without one it is ended.
-const TAKEOVER: Duration = Duration::from_secs(30);
-
-/// How long a killed manager may take to end, for the same reason: it may be in a write to a disk
-/// that is busy.
-const DYING: Duration = Duration::from_secs(60);
 
 /// How long a binary is on trial after an upgrade. If its manager dies by then, the one before
 /// takes over again.
@@ -183,7 +176,7 @@ impl Succession {
         voice: &mut Voice,
         binary: OwnedFd,
     ) -> Result<Option<String>, String> {
-        if manager.end(voice) == Killed::Stays {
+        if manager.end_within(DYING, voice) == Killed::Stays {
             return Err(": it has not ended after it was killed for an upgrade".to_owned());
         }
         manager.log.tell(voice);
@@ -268,9 +261,12 @@ impl Succession {
         if self.left == 0 {
             return Err(String::new());
         }
-        let _ = manager.pidfd.kill();
-        manager.pidfd.wait_exit(DYING);
-        if manager.end(voice) == Killed::Stays {
+        let most = if self.traces || manager.holder.1.has_exited() {
+            Duration::ZERO // no other can take over in any case
+        } else {
+            DYING
+        };
+        if manager.end_within(most, voice) == Killed::Stays {
             return Err(": it has not ended yet".to_owned());
         }
         manager.log.tell(voice);

@@ -25,7 +25,7 @@ use undercroft_sys::{fdpass, inherit};
 
 use super::passing::is_inside;
 use super::place::UPGRADE_SOCKET;
-use super::{KILLED, status};
+use super::{DYING, KILLED, TAKEOVER, status};
 use crate::versions::Versions;
 
 /// What is sent along with the binary.
@@ -40,8 +40,11 @@ const SAYING: Duration = Duration::from_secs(5);
 /// Longest statement of versions, and longest message to the asker.
 const SAID_BYTES_MAX: usize = 16 << 10;
 
-/// Longest time without news of the keeper: it tries two binaries, and the old one a few times.
-const PATIENCE: Duration = Duration::from_secs(90);
+/// Longest time without news of the keeper.
+const PATIENCE: Duration = Duration::from_secs(240);
+
+// It ends the manager and the one of the new binary, and waits for that and for one of the old.
+const _: () = assert!(2 * (DYING.as_secs() + TAKEOVER.as_secs()) + 60 <= PATIENCE.as_secs());
 
 /// What the asker is told. The first is no end; each of the others is.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

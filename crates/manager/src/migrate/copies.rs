@@ -17,7 +17,7 @@ use undercroft_tier::mailbox::Mailbox;
 use crate::books::metered::MeteredTier;
 
 /// Reads in flight. A page-in waits for this many at most.
-const READS_AT_ONCE: usize = 8;
+const READS_AT_ONCE: usize = 2;
 
 /// Fetches in flight.
 const FETCHES_AT_ONCE: usize = 32;
@@ -278,9 +278,9 @@ impl Copies {
 }
 
 /// A page-in that waits for the same device goes first, for a while.
-fn pause_for_page_ins(from: &MeteredTier) {
+pub(super) fn pause_for_page_ins(tier: &MeteredTier) {
     let until = Instant::now() + PAUSE_MAX;
-    while from.page_ins.load(Ordering::Relaxed) > 0 && Instant::now() < until {
+    while tier.page_ins.load(Ordering::Relaxed) > 0 && Instant::now() < until {
         std::thread::sleep(PAUSE);
     }
 }

@@ -19,7 +19,7 @@ use undercroft_engine::{DemoteItem, Mover};
 use undercroft_policy::place::{LatencyClass, TIERS_MAX, TierState};
 use undercroft_sys::process;
 
-use self::copies::Copies;
+use self::copies::{Copies, pause_for_page_ins};
 use crate::books::metered::MeteredTier;
 use crate::gauges::knobs::Goes;
 use crate::space::shared::Shared;
@@ -33,6 +33,9 @@ const NAP: Duration = Duration::from_millis(50);
 
 /// Groups that are asked for before a nap, while none has pages to move.
 const GROUPS_ASKED: usize = 256;
+
+/// Pages that are stored at a time: a page-in waits for the write that it meets.
+const STORE_PAGES: usize = 64;
 
 /// Pages that are published at a time: the engine is locked meanwhile.
 const PUBLISH_PAGES: usize = 64;
@@ -259,7 +262,10 @@ impl Migrator {
                 })
             })
             .collect();
-        below.tier.store(&mut batch);
+        for part in batch.chunks_mut(STORE_PAGES) {
+            pause_for_page_ins(below);
+            below.tier.store(part);
+        }
         let mut stored = batch.iter().map(|store| store.result.ok());
         let (mut moved, mut bad) = (0, 0);
         for (part, items) in self.items.chunks(PUBLISH_PAGES).enumerate() {

@@ -3,8 +3,8 @@
 
 use undercroft_tests::{Job, MIB, Outcome, build, find, has_access_bits, one_at_a_time, say, skip};
 
-/// In percent. With all pages on the SSD the program waits for some 24 % of its time, and without a
-/// bound for some 46 %.
+/// In percent. With all pages on the SSD the program waits for some 25 % of its time, and without a
+/// bound for 46 to 49 %.
 const BOUND: f64 = 35.0;
 
 /// Points by which a bound may be missed, on either side.

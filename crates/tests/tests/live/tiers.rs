@@ -351,6 +351,7 @@ fn tiers_are_added_and_removed_under_a_program_that_uses_them() {
     refused(&tiers("remove", "2"), "have room for");
     let cluster = tiers("add", "redis:127.0.0.1:7000,size=1G");
     refused(&cluster, "may not use the network");
+    refused(&tiers("add", "ram"), "has compressed memory already");
     std::fs::write(at("there"), "a user's file").expect("a file");
     refused(
         &tiers("add", &format!("file:{},size=1G", at("there"))),
@@ -428,6 +429,7 @@ fn compressed_memory_joins_a_run_and_leaves_it() {
     });
     let removed = change_tiers(pid, "remove", "2").expect(0);
     assert!(removed.text().contains("given back"), "{removed}");
+    assert_eq!(number(&run, 1, "held_bytes"), Some(0), "its own books, too");
     let before = number(&run, 0, "reads").expect("it runs");
     run.until("pages that come back from the file", 30, |run| {
         (number(run, 0, "reads")? > before + 500).then_some(())

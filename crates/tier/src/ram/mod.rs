@@ -559,6 +559,11 @@ impl Tier for RamPool {
         &self.info
     }
 
+    fn close(&self) {
+        let _ = self.memory.punch(0, self.memory.len()); // a refusal leaves the memory in use
+        self.held.store(0, Relaxed);
+    }
+
     fn usage(&self) -> TierUsage {
         TierUsage {
             logical: Bytes(self.logical.load(Relaxed)),
