@@ -286,19 +286,24 @@ fn a_daemon_in_a_container_serves_programs_outside() {
     );
 }
 
-/// CPUs and policies (`sched(7)`) of all threads of a process.
+/// CPUs and policies (`sched(7)`) of all threads of a process. A thread that ends meanwhile has
+/// none.
 fn threads(pid: i32) -> Option<Vec<(String, u32)>> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?;
     let of = |task: std::fs::DirEntry| {
         let status = std::fs::read_to_string(task.path().join("status")).ok()?;
         let stat = std::fs::read_to_string(task.path().join("stat")).ok()?;
-        let cpus = status
-            .lines()
-            .find_map(|it| it.strip_prefix("Cpus_allowed_list:"))?;
-        let policy = stat.rsplit(") ").next()?.split(' ').nth(38)?.parse().ok()?;
-        Some((cpus.trim().to_owned(), policy))
+        let mut lines = status.lines();
+        let cpus = lines.find_map(|it| it.strip_prefix("Cpus_allowed_list:"));
+        let policy = stat
+            .rsplit(") ")
+            .next()
+            .and_then(|it| it.split(' ').nth(38));
+        let policy = policy.and_then(|it| it.parse().ok());
+        let cpus = cpus.expect("its CPUs").trim().to_owned();
+        Some((cpus, policy.expect("its policy")))
     };
-    tasks.map(|task| of(task.ok()?)).collect()
+    Some(tasks.flatten().filter_map(of).collect())
 }
 
 /// A class has its managers on one CPU, without real-time priority, and moves little in the
