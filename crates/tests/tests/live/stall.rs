@@ -24,7 +24,8 @@ fn has_priority() -> bool {
     find(PRIORITY[0]).is_some_and(|chrt| tried(chrt).code() == Some(0))
 }
 
-/// Percent of its time that the program waited, as it says itself.
+/// Percent of its time that the program waited, as the report says. That is near what the program
+/// says itself ([`APART`]).
 /// * `tiers`: 1: the SSD alone; 2: with the disk.
 fn waited(seconds: &str, tiers: usize, options: &[&str]) -> (f64, Outcome) {
     let folder = tempfile::tempdir().expect("a scratch folder");
@@ -55,7 +56,7 @@ fn waited(seconds: &str, tiers: usize, options: &[&str]) -> (f64, Outcome) {
         "{tiers} tiers, {options:?}: waited {waited:.1} %, told {told:.1} %"
     ));
     assert!((told - waited).abs() < APART, "{waited}: {outcome}");
-    (waited, outcome)
+    (told, outcome)
 }
 
 /// Pages written to the disk.
