@@ -104,7 +104,12 @@ fn hold_for_ever() {
 fn manager_with_holder(also: impl FnOnce(&mut Ear)) -> Child {
     child(|parent| {
         let mut ear = Ear::of(parent.wait().remove(0).into());
+        let own = rustix::thread::name().unwrap();
         let holder = process::spawn_fd_holder(hold_for_ever).unwrap();
+        // It has its name even if it has not run yet, and this process has kept its own.
+        let name = std::fs::read_to_string(format!("/proc/{holder}/comm")).unwrap();
+        assert_eq!(name, "uc-fds\n");
+        assert_eq!(rustix::thread::name().unwrap(), own);
         parent.hand_over(&[PidFd::open(holder).unwrap().as_fd()]);
         also(&mut ear);
         parent.say(1);

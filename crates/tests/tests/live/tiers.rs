@@ -307,6 +307,19 @@ fn change_tiers(pid: i32, verb: &str, tier: &str) -> Outcome {
     job.timeout(60).run()
 }
 
+/// Ends a program that goes on for ever. It found no wrong word, and no page was lost.
+fn end(run: Running) -> Outcome {
+    run.signal(rustix::process::Signal::TERM);
+    let outcome = run.wait();
+    assert_eq!(
+        outcome.code(),
+        Some(128 + 15),
+        "86 is a wrong word: {outcome}"
+    );
+    assert_eq!(outcome.number("counters.lost"), Some(0.0), "{outcome}");
+    outcome
+}
+
 /// The file of a tier, open in the keeper, which has no name any more.
 fn open_file(keeper: i32, path: &str) -> Option<std::path::PathBuf> {
     let all = std::fs::read_dir(format!("/proc/{keeper}/fd")).ok()?;
@@ -374,14 +387,7 @@ fn tiers_are_added_and_removed_under_a_program_that_uses_them() {
     let again = tiers("add", "3").expect(0);
     assert!(again.text().contains("in use, number 2"), "{again}");
     holds(&mut run, 2);
-    run.signal(rustix::process::Signal::TERM);
-    let outcome = run.wait();
-    assert_eq!(
-        outcome.code(),
-        Some(128 + 15),
-        "86 is a wrong word: {outcome}"
-    );
-    assert_eq!(outcome.number("counters.lost"), Some(0.0), "{outcome}");
+    let outcome = end(run);
     let old = tier(&outcome, 3);
     assert_eq!(old["drain"]["removed"], true, "{outcome}");
     for at in 0..4 {
@@ -434,14 +440,7 @@ fn compressed_memory_joins_a_run_and_leaves_it() {
     run.until("pages that come back from the file", 30, |run| {
         (number(run, 0, "reads")? > before + 500).then_some(())
     });
-    run.signal(rustix::process::Signal::TERM);
-    let outcome = run.wait();
-    assert_eq!(
-        outcome.code(),
-        Some(128 + 15),
-        "86 is a wrong word: {outcome}"
-    );
-    assert_eq!(outcome.number("counters.lost"), Some(0.0), "{outcome}");
+    let outcome = end(run);
     let pool = tier(&outcome, 1);
     assert_eq!(pool["kind"], "ram", "{outcome}");
     assert_eq!(pool["drain"]["removed"], true, "{outcome}");
