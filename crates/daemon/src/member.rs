@@ -127,6 +127,11 @@ impl Member {
         self.asked.is_none() && self.held() == self.limit.0
     }
 
+    /// It was asked for something and has not done it: a slow disk or a busy processor keeps it.
+    pub(crate) fn is_at_work(&self) -> bool {
+        !self.is_settled() || self.asked_quotas || self.storage.iter().any(Store::empties)
+    }
+
     /// What its class keeps for it, whatever others want.
     pub(crate) fn protection(&self) -> Bytes {
         self.class.memory_min.min(self.most)

@@ -36,6 +36,8 @@ const BALANCE: Duration = Duration::from_secs(6);
 const PATIENCE: Duration = Duration::from_millis(700);
 /// And is refused after this.
 const PATIENCE_MAX: Duration = Duration::from_secs(15);
+/// While others still work on what they were asked to give it is refused after this.
+const PATIENCE_AT_WORK: Duration = Duration::from_secs(60);
 
 /// How long the clients of an earlier daemon have to come back before new ones are admitted.
 const CLAIMS: Duration = Duration::from_secs(4);
@@ -585,8 +587,13 @@ impl Members {
             return;
         };
         let waited = self.now.saturating_sub(first.since);
+        let patience = if self.members.values().any(Member::is_at_work) {
+            PATIENCE_AT_WORK
+        } else {
+            PATIENCE_MAX
+        };
         if let Err(short) = self.storage.can_admit(&self.members) {
-            if waited >= PATIENCE_MAX {
+            if waited >= patience {
                 self.refuse_waiting(short.why, short.left);
             }
             return;
@@ -594,7 +601,7 @@ impl Members {
         let least = first.class.memory_min.min(first.most).max(GRANT_MIN);
         let target = first.target.unwrap_or(first.most).max(least);
         if free < target && !(waited >= PATIENCE && free >= least) {
-            if waited >= PATIENCE_MAX {
+            if waited >= patience {
                 self.refuse_for_memory(free);
             }
             return;

@@ -295,6 +295,30 @@ fn a_new_client_waits_for_others_that_refuse_to_have_less() {
     assert!(world.limit(new) >= 12, "{}", world.limit(new));
 }
 
+/// A client on a slow disk takes 40 s to give what it was asked for: a new one waits for it. One
+/// that never answers is waited for a minute, and no longer.
+#[test]
+fn a_new_client_waits_for_others_that_are_slow_and_no_longer_than_a_minute() {
+    for (silent, has_answer) in [(40, true), (62, false)] {
+        let mut world = World::new(64);
+        let first = world.join(hello("default"));
+        world.calm(20);
+        let new = world.join(hello("default"));
+        for _ in 0..silent * 50 {
+            world.tick(20);
+            world.act(new, true);
+        }
+        assert_eq!(
+            world.fakes[&new].refusal.is_none(),
+            has_answer,
+            "{silent} s"
+        );
+        world.calm(10);
+        assert_eq!(world.fakes[&new].limit.is_some(), has_answer, "{silent} s");
+        assert!(world.limit(first) > 0);
+    }
+}
+
 #[test]
 fn memory_moves_to_the_client_that_waits_less_with_it() {
     let mut world = World::new(256);

@@ -68,6 +68,11 @@ impl Store {
         self.quota.max(self.asked).max(held)
     }
 
+    /// It still has space beyond its quota that its pages do not need.
+    pub(crate) fn empties(&self) -> bool {
+        self.counts() > self.quota.max(self.need())
+    }
+
     pub(crate) fn used(&self) -> u64 {
         self.told.used.min(self.ceiling)
     }
