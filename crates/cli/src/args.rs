@@ -463,7 +463,7 @@ pub(crate) struct TiersArgs {
     pub command: Option<TiersCommand>,
 
     /// Measure these tiers: capacity; reads, writes and frees of one page; bytes a second in
-    /// sequence. Takes some seconds and up to 128 MiB of each; nothing is left behind
+    /// sequence. Takes some seconds and up to 256 MiB of each; nothing is left behind
     #[arg(long, value_name = "SPEC", num_args = 1.., value_parser = values::tier)]
     pub measure: Vec<TierSpec>,
 

@@ -16,6 +16,7 @@ use undercroft_base::{
     page_checksum,
 };
 pub(crate) use undercroft_seeded::{Page, Pages};
+use undercroft_sys::mapping::PageBuf;
 
 use crate::mailbox::Mailbox;
 
@@ -30,12 +31,19 @@ pub(crate) struct Subject<'a> {
     pub held_empty: Bytes,
 }
 
-/// Stores `pages` as one batch. Returns each result.
+/// Stores `pages` as one batch. Returns each result. The pages of a batch with an even count are
+/// aligned, as a device reads them without a copy; others are anywhere.
 pub(crate) fn store_all(tier: &dyn Tier, pages: &[(Page, Stamp)]) -> Vec<Result<Slot, StoreError>> {
+    let mut aligned = PageBuf::new(pages.len()).expect("memory");
+    for (at, (page, _)) in pages.iter().enumerate() {
+        aligned.page_mut(at).copy_from_slice(page);
+    }
+    let are_aligned = pages.len().is_multiple_of(2);
     let mut batch: Vec<_> = pages
         .iter()
-        .map(|(page, stamp)| Store {
-            page,
+        .enumerate()
+        .map(|(at, (page, stamp))| Store {
+            page: if are_aligned { aligned.page(at) } else { page },
             stamp: *stamp,
             checksum: page_checksum(page, *stamp),
             result: Err(StoreError::Full),

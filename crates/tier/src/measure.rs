@@ -12,6 +12,7 @@ use undercroft_base::{
     Bytes, Inbox, LoadError, Loaded, Nanos, PAGE_BYTES, Slot, Stamp, Store, StoreError, Tier,
     TierKind, page_checksum,
 };
+use undercroft_sys::mapping::PageBuf;
 use undercroft_sys::ring::PageRing;
 
 use crate::mailbox::Mailbox;
@@ -93,7 +94,7 @@ pub enum MeasureError {
     Load(#[from] LoadError),
 }
 
-/// Measures the tier that `spec` describes. Takes some seconds, and up to 128 MiB of it.
+/// Measures the tier that `spec` describes. Takes some seconds, and up to 256 MiB of it.
 ///
 /// Errors: it cannot be opened, or a page does not come back as it was.
 pub fn measure(spec: &TierSpec) -> Result<Measured, MeasureError> {
@@ -110,13 +111,15 @@ pub fn measure(spec: &TierSpec) -> Result<Measured, MeasureError> {
     let (write, slots) = bench.write_each(pages_max.min(PAGES))?;
     let read = bench.read_each(&slots)?;
     let free = bench.free_each(&slots);
-    let sequence = pages_max.min((SEQUENCE_BYTES / PAGE_BYTES as u64) as usize);
-    // Once before: a file has its space then, as in a run that goes on.
+    let sequence = (pages_max / 2).min((SEQUENCE_BYTES / PAGE_BYTES as u64) as usize);
+    // As in a run that goes on: half of the tier stays in use, and what is written has its space.
+    let stays = bench.write_all(sequence)?.1;
     let fresh = bench.write_all(sequence)?.1;
     bench.tier.free(&fresh);
     let (written, slots) = bench.write_all(sequence)?;
     let read_all = bench.read_all(&slots)?;
     bench.tier.free(&slots);
+    bench.tier.free(&stays);
     let speed = |took: Duration| (slots.len() * PAGE_BYTES) as f64 / took.as_secs_f64();
     let info = bench.tier.info();
     Ok(Measured {
@@ -162,7 +165,7 @@ fn open(spec: &TierSpec) -> Result<Box<dyn Tier>, OpenError> {
 }
 
 /// Page `number`: a quarter of its words are random, so it compresses as a heap does.
-fn fill(number: usize, page: &mut [u8; PAGE_BYTES]) {
+fn fill(number: usize, page: &mut [u8]) {
     let mut state = number as u64 + 1;
     for (at, word) in page.as_chunks_mut::<8>().0.iter_mut().enumerate() {
         state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
@@ -234,21 +237,19 @@ impl Bench<'_> {
     fn write_all(&mut self, count: usize) -> Result<(Duration, Vec<Slot>), MeasureError> {
         let mut took = Duration::ZERO;
         let mut slots = Vec::new();
-        let mut pages = vec![[0; PAGE_BYTES]; RUN_PAGES];
+        let mut pages = PageBuf::new(RUN_PAGES)?;
         while slots.len() < count && (slots.is_empty() || took < LONGEST) {
             let run = RUN_PAGES.min(count - slots.len());
             let numbers = slots.len()..slots.len() + run;
-            pages
-                .iter_mut()
-                .zip(numbers.clone())
-                .for_each(|(page, number)| fill(number, page));
-            let mut batch: Vec<_> = pages
-                .iter()
-                .zip(numbers)
-                .map(|(page, number)| Store {
-                    page,
+            for (at, number) in numbers.clone().enumerate() {
+                fill(number, pages.page_mut(at));
+            }
+            let mut batch: Vec<_> = numbers
+                .enumerate()
+                .map(|(at, number)| Store {
+                    page: pages.page(at),
                     stamp: stamp(number),
-                    checksum: page_checksum(page, stamp(number)),
+                    checksum: page_checksum(pages.page(at), stamp(number)),
                     result: Err(StoreError::Full),
                 })
                 .collect();

@@ -32,6 +32,7 @@ mod slabs;
 #[cfg(test)]
 mod tests;
 
+use std::io::IoSlice;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -382,13 +383,19 @@ impl FileTier {
         }
     }
 
-    /// Writes the batch at once.
+    /// Writes the batch at once: from where its pages are, if the device can read them there.
     fn store_directly(&self, batch: &mut [Store<'_>], writer: &mut Writer) {
         self.take_slots(batch, writer);
-        for (at, item) in batch.iter().take(writer.slots.len()).enumerate() {
-            writer.pages.page_mut(at).copy_from_slice(item.page);
+        let given = &batch[..writer.slots.len()];
+        if given.iter().all(is_aligned) {
+            let parts: Vec<IoSlice<'_>> = given.iter().map(|it| IoSlice::new(it.page)).collect();
+            self.write_runs(writer, Some(&parts));
+        } else {
+            for (at, item) in given.iter().enumerate() {
+                writer.pages.page_mut(at).copy_from_slice(item.page);
+            }
+            self.write_runs(writer, None);
         }
-        self.write_runs(writer);
         self.give_results(batch, writer);
     }
 
@@ -466,7 +473,7 @@ impl FileTier {
             places[count] = place;
             count += 1;
         }
-        self.write_runs(writer);
+        self.write_runs(writer, None);
         let mut result = Ok(());
         for run in &writer.runs {
             for (at, place) in places.iter().enumerate().take(run.end).skip(run.start) {
@@ -483,7 +490,9 @@ impl FileTier {
     /// Writes the pages in hand to their slots. Each run ends complete, or with `failed` set.
     ///
     /// By plain system calls: a batch is mostly one run, and the caller waits for it anyway.
-    fn write_runs(&self, writer: &mut Writer) {
+    ///
+    /// * `given`: where the pages are; `None`: copies of them are in the writer's buffer.
+    fn write_runs(&self, writer: &mut Writer, given: Option<&[IoSlice<'_>]>) {
         writer.runs.clear();
         for (at, &slot) in writer.slots.iter().enumerate() {
             match writer.runs.last_mut() {
@@ -507,10 +516,16 @@ impl FileTier {
             while run.failed.is_none() && run.start + run.done < run.end {
                 run.tries += 1;
                 let offset = (run.slot + run.done as u64) * PAGE_BYTES as u64;
-                let from = (run.start + run.done) * PAGE_BYTES;
-                let bytes = &writer.pages[from..run.end * PAGE_BYTES];
+                let (from, file) = (run.start + run.done, self.backing.file());
+                let written = match given {
+                    Some(parts) => rustix::io::pwritev(file, &parts[from..run.end], offset),
+                    None => {
+                        let bytes = &writer.pages[from * PAGE_BYTES..run.end * PAGE_BYTES];
+                        rustix::io::pwrite(file, bytes, offset)
+                    }
+                };
                 self.counters.writes.fetch_add(1, Relaxed);
-                match rustix::io::pwrite(self.backing.file(), bytes, offset) {
+                match written {
                     Ok(written) => {
                         let bytes = &self.counters.bytes_written;
                         bytes.fetch_add(written as u64, Relaxed);
@@ -718,6 +733,11 @@ impl Tier for FileTier {
         }
         self.publish(&slabs);
     }
+}
+
+/// A device with O_DIRECT reads whole pages.
+fn is_aligned(item: &Store<'_>) -> bool {
+    item.page.as_ptr().addr().is_multiple_of(PAGE_BYTES)
 }
 
 fn fail_kind(errno: Errno) -> FailKind {
