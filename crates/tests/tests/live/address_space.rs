@@ -240,7 +240,7 @@ fn ops(default: u64) -> u64 {
 fn address_space_survives_on_the_ram_tier_alone() {
     fuzz(Case {
         seed: 1,
-        ops: ops(4_000),
+        ops: ops(3_000),
         threads: 2,
         tiers: RAM,
         percent: 60,
@@ -256,7 +256,7 @@ fn address_space_survives_on_ram_over_file_with_four_workers() {
         name,
         Case {
             seed: 2,
-            ops: ops(3_500),
+            ops: ops(2_600),
             threads: 4,
             tiers: WIDE,
             percent: 25,
@@ -273,7 +273,7 @@ fn address_space_survives_on_the_file_tier() {
         name,
         Case {
             seed: 3,
-            ops: ops(3_500),
+            ops: ops(2_600),
             threads: 2,
             tiers: FILE,
             percent: 25,
@@ -286,7 +286,7 @@ fn address_space_survives_on_the_file_tier() {
 fn address_space_survives_on_a_small_pool_over_file() {
     fuzz(Case {
         seed: 4,
-        ops: ops(3_500),
+        ops: ops(2_600),
         threads: 2,
         tiers: BOTH,
         percent: 25,
@@ -301,7 +301,7 @@ fn address_space_survives_with_one_thread() {
     let more = &["--no-side", "--no-signals"];
     fuzz(Case {
         seed: 5,
-        ops: ops(5_000),
+        ops: ops(3_700),
         threads: 1,
         tiers: WIDE,
         percent: 25,
@@ -331,7 +331,7 @@ fn address_space_survives_each_policy_and_prefetcher() {
             ],
             Case {
                 seed: 20 + number as u64,
-                ops: ops(2_000),
+                ops: ops(1_500),
                 threads: 2,
                 tiers: WIDE,
                 percent: 25,
@@ -353,7 +353,7 @@ fn address_space_survives_scans_of_access_bits() {
             &["--policy", policy, "--access-scan", "10ms"],
             Case {
                 seed,
-                ops: ops(2_000),
+                ops: ops(1_500),
                 threads: 2,
                 tiers: WIDE,
                 percent: 25,
@@ -368,7 +368,7 @@ fn address_space_survives_scans_of_access_bits() {
 fn address_space_survives_guard_pages() {
     fuzz(Case {
         seed: 6,
-        ops: ops(3_500),
+        ops: ops(2_600),
         threads: 2,
         tiers: WIDE,
         percent: 25,
@@ -387,7 +387,7 @@ fn address_space_survives_on_one_cpu() {
         &[],
         Case {
             seed: 7,
-            ops: ops(3_000),
+            ops: ops(2_200),
             threads: 2,
             tiers: WIDE,
             percent: 25,

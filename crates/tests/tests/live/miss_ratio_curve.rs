@@ -4,11 +4,11 @@ use undercroft_tests::{
     Job, MIB, Outcome, build, one_at_a_time, plain_only, say, skip, undercroft,
 };
 
-/// Goes five times round 96 MiB whose words are checked, over a file.
+/// Goes four times round 96 MiB whose words are checked, over a file.
 fn job(limit: u64, folder: &tempfile::TempDir) -> Job {
     let spill = folder.path().join(format!("spill-{limit}"));
     Job::new(build("touch"))
-        .args(["96", "--rounds", "5"])
+        .args(["96", "--rounds", "4"])
         .limit(limit)
         .options(["--policy", "lru", "--prefetch", "none"])
         .tier(&format!("file:{},size=1G", spill.display()))
