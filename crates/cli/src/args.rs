@@ -472,9 +472,27 @@ pub(crate) struct TiersArgs {
     pub json: bool,
 }
 
-/// What `undercroft tiers` does with a tier.
+/// What `undercroft tiers` does with the tiers of running programs.
 #[derive(Debug, Subcommand)]
 pub(crate) enum TiersCommand {
+    /// Show the tiers of running programs: how fast they are, what they hold, what they cost, how
+    /// far they are worn, and how hot their slabs are (with `--placement temperature`)
+    Show {
+        /// The run's process id, as `undercroft status` shows it; all runs without one.
+        pid: Option<u32>,
+
+        /// Print JSON instead of text
+        #[arg(long)]
+        json: bool,
+    },
+    /// The others.
+    #[command(flatten)]
+    Change(TiersChange),
+}
+
+/// What `undercroft tiers` does with one tier.
+#[derive(Debug, Subcommand)]
+pub(crate) enum TiersChange {
     /// Empty a tier while its program runs: no new page goes there, and its pages move to the
     /// others. Refused if they have no room. Ends when the tier is empty; if it is interrupted, the
     /// run goes on with it
@@ -520,6 +538,7 @@ const TIERS_EXAMPLES: &str = "Examples:
   undercroft tiers
   undercroft tiers --measure ram ram,zstd nvm:/mnt/pmem,size=1G file:/var/tmp,size=1G
   undercroft tiers --json --measure file:/var/tmp,size=1G,shape=nvme
+  undercroft tiers show 4711
   undercroft tiers drain 4711 2
   undercroft tiers add 4711 2
   undercroft tiers add 4711 file:/mnt/fast,size=8G

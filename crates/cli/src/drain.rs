@@ -9,7 +9,7 @@ use undercroft_manager::control::{Answered, Ask};
 use undercroft_manager::report::{Drain, Snapshot, TierSnapshot};
 use undercroft_tier::spec::TierSpec;
 
-use crate::args::TiersCommand;
+use crate::args::TiersChange;
 use crate::failure::{Failure, status};
 use crate::{live, show};
 
@@ -70,11 +70,11 @@ enum Verb {
 }
 
 /// `undercroft tiers drain`, `remove` and `add`.
-pub(crate) fn change(command: &TiersCommand) -> Result<u8, Failure> {
+pub(crate) fn change(command: &TiersChange) -> Result<u8, Failure> {
     let (at, pid, json) = match command {
-        TiersCommand::Drain { pid, tier, json } => (empty(*pid, tier, Verb::Drain)?, *pid, *json),
-        TiersCommand::Remove { pid, tier, json } => (empty(*pid, tier, Verb::Remove)?, *pid, *json),
-        TiersCommand::Add { pid, tier, json } => (Some(add(*pid, tier)?), *pid, *json),
+        TiersChange::Drain { pid, tier, json } => (empty(*pid, tier, Verb::Drain)?, *pid, *json),
+        TiersChange::Remove { pid, tier, json } => (empty(*pid, tier, Verb::Remove)?, *pid, *json),
+        TiersChange::Add { pid, tier, json } => (Some(add(*pid, tier)?), *pid, *json),
     };
     let found = at.and_then(|at| Some((at, snapshot_of(pid).ok()??)));
     let Some((at, snapshot)) = found.filter(|(at, found)| *at < found.tiers.len()) else {

@@ -19,6 +19,7 @@ mod set;
 mod show;
 mod sim;
 mod storm;
+mod tiers_shown;
 mod top;
 mod trace;
 mod upgrade;
@@ -74,7 +75,10 @@ fn dispatch(command: Command) -> Result<ExitCode, Failure> {
         Command::Tiers(args::TiersArgs {
             command: Some(command),
             ..
-        }) => drain::change(&command),
+        }) => match command {
+            args::TiersCommand::Show { pid, json } => tiers_shown::print(pid, json),
+            args::TiersCommand::Change(change) => drain::change(&change),
+        },
         Command::Tiers(args) if args.measure.is_empty() => show::tiers(args.json),
         Command::Tiers(args) => measure::tiers(&args.measure, args.json),
         Command::Completions { shell } => {

@@ -6,7 +6,7 @@ use undercroft_base::{
 };
 
 use undercroft_policy::place::{
-    GroupMove, LatencyClass, Migration, PageFacts, TierOrder, TierState,
+    GroupMove, LatencyClass, Migration, PageFacts, Temperatures, TierOrder, TierState,
 };
 
 use crate::ages::Oldest;
@@ -266,6 +266,11 @@ impl<L: Ledger> Migrations<'_, L> {
     /// Has the placement policy choose faster tiers: see `Place::set_shift`.
     pub fn set_shift(&mut self, shift: f64) {
         self.engine.place.set_shift(shift);
+    }
+
+    /// How many slabs have which temperature: see `Place::temperatures`.
+    pub fn temperatures(&self) -> Option<Temperatures> {
+        self.engine.place.temperatures()
     }
 
     /// The least shift that leaves nothing for a slower tier: see `Place::shift_of_all`.

@@ -24,7 +24,8 @@ use crate::migrate::Migrator;
 use crate::options::AccessScan;
 use crate::report::{
     AccessScans, BoundReport, CostReport, Drain, MissRatioCurve, Policies, PolicyChoice, Rates,
-    RemoteReport, Report, ReportInputs, Scale, Snapshot, TierInputs, TierSnapshot, TierUse, peaks,
+    RemoteReport, Report, ReportInputs, Scale, Slabs, Snapshot, TierInputs, TierSnapshot, TierUse,
+    peaks,
 };
 use crate::space::shared::Shared;
 use crate::sync::lock;
@@ -327,7 +328,11 @@ impl Control {
     fn snapshot(&mut self) -> Snapshot {
         let shared = &self.shared;
         let (stats, dram) = self.memory_now();
-        let resident = shared.books.engine().books().resident().bytes();
+        let (resident, slabs) = {
+            let mut engine = shared.books.engine();
+            let resident = engine.books().resident().bytes();
+            (resident, engine.migrations().temperatures())
+        };
         let rates = Rates::between(
             &self.last_snapshot.1,
             &stats,
@@ -357,6 +362,7 @@ impl Control {
             resident_bytes: resident.0,
             dram_bytes: dram.0,
             tiers,
+            slabs: slabs.map(Slabs::from),
             faults: crate::report::Faults::of(&stats),
             fault_latency_seconds: fault_latency,
             stall_seconds: stall.seconds(),

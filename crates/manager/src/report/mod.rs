@@ -26,7 +26,7 @@ use undercroft_tier::spec::Rated;
 
 pub use cost::{CostReport, TierCost, TierUse, TierWear};
 pub use curve::{LimitPoint, MissRatioCurve};
-pub use now::{PressureReport, Rates, Snapshot, StallBoundReport, TierSnapshot};
+pub use now::{PressureReport, Rates, Slabs, Snapshot, StallBoundReport, TierSnapshot};
 pub use remote::RemoteReport;
 pub use summary::{bound as bound_summary, human_summary};
 

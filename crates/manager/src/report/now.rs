@@ -5,6 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use undercroft_base::{TierInfo, TierUsage};
 use undercroft_engine::Stats;
+use undercroft_policy::place::Temperatures;
 use undercroft_qos::pressure::Pressure;
 
 use super::{
@@ -43,6 +44,9 @@ pub struct Snapshot {
     pub dram_bytes: u64,
     /// Each tier now, fastest first.
     pub tiers: Vec<TierSnapshot>,
+    /// Temperatures of its slabs; null for placements that keep none.
+    #[serde(default)]
+    pub slabs: Option<Slabs>,
     /// Faults since the start.
     pub faults: Faults,
     /// Distribution since the start; null when there was no fault.
@@ -94,6 +98,28 @@ impl Snapshot {
             now.some_avg300,
             (self.stall_some_seconds * 1e6) as u64
         )
+    }
+}
+
+/// How many slabs of 256 consecutive pages, of those that were ever stored, have which temperature
+/// (RapidSwap §3.2).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Slabs {
+    /// Used in the last 5 s.
+    pub hot: u64,
+    /// In the last 10 s, or moved one tier down in the last 5 s.
+    pub warm: u64,
+    /// Not for longer.
+    pub cold: u64,
+}
+
+impl From<Temperatures> for Slabs {
+    fn from(of: Temperatures) -> Slabs {
+        Slabs {
+            hot: of.hot,
+            warm: of.warm,
+            cold: of.cold,
+        }
     }
 }
 

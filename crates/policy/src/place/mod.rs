@@ -214,6 +214,18 @@ pub struct Share {
     pub decisions: u64,
 }
 
+/// How many slabs of consecutive pages, of those that were ever stored, are hot, warm and cold
+/// (RapidSwap §3.2).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Temperatures {
+    /// Used in the last 5 s.
+    pub hot: u64,
+    /// In the last 10 s.
+    pub warm: u64,
+    /// Not for longer.
+    pub cold: u64,
+}
+
 /// Decides where pages are kept. `tiers` are all tiers of the client, fastest first.
 pub trait Place: Send {
     /// The tiers to offer a page to. Called once for each page that needs a new copy, with the
@@ -264,6 +276,11 @@ pub trait Place: Send {
     /// These pages are about to leave together; [`Place::order`] is asked for those that need a new
     /// copy. Called if [`Place::links_pages`]. O(pages log pages).
     fn leaving(&mut self, _pages: &[Leaving], _tiers: &[TierState]) {}
+
+    /// How many slabs have which temperature now, where it keeps any. O(slabs).
+    fn temperatures(&self) -> Option<Temperatures> {
+        None
+    }
 
     /// Whether it says which pages are loaded together.
     fn links_pages(&self) -> bool {

@@ -16,8 +16,8 @@ use std::collections::VecDeque;
 use undercroft_base::{Bytes, Nanos, PageCount, PageNo, TierId};
 
 use super::{
-    GroupMove, LatencyClass, MIGRATE_PAGES_MAX, Migration, PageFacts, Place, TierOrder, TierState,
-    waterfall::Waterfall,
+    GroupMove, LatencyClass, MIGRATE_PAGES_MAX, Migration, PageFacts, Place, Temperatures,
+    TierOrder, TierState, waterfall::Waterfall,
 };
 
 /// Pages of a slab: 1 MiB.
@@ -41,12 +41,14 @@ const LIFTS_MAX: usize = 256;
 /// One slab. 8 bytes for each MiB of address space.
 #[derive(Clone, Copy, Debug, Default)]
 struct Slab {
-    /// When it was used last, or as if; 0 = it is settled, or nothing of it was ever stored.
+    /// When it was used last, or as if; 0 = it is settled, or was never used.
     used: u32,
     /// The tier where its pages belong, or one that has none of them.
     level: u8,
     /// It waits to be lifted.
     lifts: bool,
+    /// A page of it was stored once.
+    was_stored: bool,
 }
 
 /// The temperatures of all slabs.
@@ -83,6 +85,7 @@ impl Temperature {
         let slab = &mut self.slabs[slab];
         slab.used = self.now.max(1);
         slab.level = 0;
+        slab.was_stored = true;
         slab
     }
 
@@ -141,6 +144,18 @@ impl Place for Temperature {
 
     fn moves_groups(&self) -> bool {
         true
+    }
+
+    fn temperatures(&self) -> Option<Temperatures> {
+        let mut all = Temperatures::default();
+        for slab in self.slabs.iter().filter(|slab| slab.was_stored) {
+            match self.now.saturating_sub(slab.used) {
+                age if slab.used == 0 || age >= COLD => all.cold += 1,
+                age if age >= STEP => all.warm += 1,
+                _ => all.hot += 1,
+            }
+        }
+        Some(all)
     }
 
     fn group_to_move(
@@ -230,6 +245,25 @@ mod tests {
             moves(&mut of, &three(), 1, 60),
             [[11, 512, 0, 1], [16, 512, 1, 2]]
         );
+    }
+
+    #[test]
+    fn slabs_are_counted_by_their_temperature() {
+        let mut of = Temperature::default();
+        let count = |of: &Temperature| of.temperatures().map(|all| [all.hot, all.warm, all.cold]);
+        assert_eq!(count(&of), Some([0; 3]));
+        moves(&mut of, &three(), 1, 2);
+        store(&mut of, 600); // slabs 0 and 1 hold nothing
+        assert_eq!(count(&of), Some([1, 0, 0]));
+        moves(&mut of, &three(), 2, 4);
+        store(&mut of, 0);
+        moves(&mut of, &three(), 4, 8);
+        assert_eq!(count(&of), Some([1, 1, 0]));
+        // They move down, rest there, and are as low as can be.
+        moves(&mut of, &three(), 8, 60);
+        assert_eq!(count(&of), Some([0, 0, 2]));
+        of.came_back(PageNo(0), TierId(2));
+        assert_eq!(count(&of), Some([1, 0, 1]));
     }
 
     #[test]

@@ -174,9 +174,29 @@ fn slabs_move_by_their_temperature() {
     });
     let client = run.status().expect("it runs")["client_pid"].to_string();
     signal("-STOP", &client);
+    let pid = run.pid().to_string();
+    let shown = |words: &[&str]| {
+        let job = Job::new(undercroft()).args(["tiers", "show", &pid]);
+        job.args(words).run().expect(0).text()
+    };
+    assert!(
+        shown(&[]).contains("slabs of 256 pages: "),
+        "{}",
+        shown(&[])
+    );
     run.until("cold slabs in the second file", 60, |run| {
         (held(run, 1)? > 20 * MIB).then_some(())
     });
+    let all: serde_json::Value = serde_json::from_str(&shown(&["--json"])).expect("JSON");
+    let slabs = &all["clients"][0]["slabs"];
+    let [hot, warm, cold] = ["hot", "warm", "cold"].map(|name| slabs[name].as_u64());
+    // All of its pages are older than 10 s; a slab that moved is warm for 5 s.
+    assert_eq!(hot, Some(0), "{slabs}");
+    assert!(
+        warm.zip(cold).map(|(warm, cold)| warm + cold) > Some(30),
+        "{slabs}"
+    );
+    assert_eq!(all["clients"][0]["tiers"][1]["kind"], "file", "{all}");
     signal("-CONT", &client);
     let outcome = run.wait().expect(0);
     println!("{outcome}");
