@@ -109,12 +109,13 @@ impl Bounds {
             (0..).find(|at| !taken.contains(at)).unwrap_or_default()
         });
         self.control.make_room(at + 1);
-        let monitor = self.control.monitor(at);
-        let is_same = known.is_some() && monitor.is_some_and(|it| it.bound() == bound.0);
-        if !is_same {
-            self.control.join(at, bound.0);
-            self.places.insert(id, at);
-            self.stirred = true;
+        match known {
+            Some(_) => self.stirred |= self.control.change_bound(at, bound.0),
+            None => {
+                self.control.join(at, bound.0);
+                self.places.insert(id, at);
+                self.stirred = true;
+            }
         }
         at
     }

@@ -160,6 +160,17 @@ impl Control {
         self.sets[client] = false;
     }
 
+    /// A client that is here has this bound from now on. It begins anew if that is another. True: it
+    /// is.
+    pub fn change_bound(&mut self, client: usize, bound: LatencyBound) -> bool {
+        let monitor = self.monitor(client);
+        let is_other = monitor.is_none_or(|of| of.bound() != bound);
+        if is_other {
+            self.join(client, bound);
+        }
+        is_other
+    }
+
     /// Where admission has placed a client that has come, and what it takes. May change with each
     /// client that comes.
     ///
@@ -496,6 +507,20 @@ mod tests {
             assert_eq!(of.monitor(0).map(Monitor::windows), Some((24, 1)));
             assert_eq!(window(&mut of, 5, false), Out::Regular);
         }
+    }
+
+    #[test]
+    fn a_bound_that_is_changed_begins_anew_and_the_same_bound_goes_on() {
+        let mut of = control(true);
+        window(&mut of, 150, true);
+        assert!(!of.change_bound(0, "p50=100us".parse().expect("a bound")));
+        let state = |of: &Control| (of.out(0), of.monitor(0).map(Monitor::windows));
+        assert_eq!(state(&of), (Out::Buffer, Some((0, 1))));
+        assert!(of.change_bound(0, "p50=200us".parse().expect("a bound")));
+        assert_eq!(state(&of), (Out::Regular, Some((0, 0))));
+        assert_eq!(window(&mut of, 150, true), Out::Regular, "it is kept now");
+        assert!(of.change_bound(0, "p50=120us".parse().expect("a bound")));
+        assert_eq!(window(&mut of, 150, true), Out::Buffer);
     }
 
     #[test]

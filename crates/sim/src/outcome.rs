@@ -6,7 +6,7 @@ use serde::Serialize;
 use undercroft_base::Nanos;
 use undercroft_device::{Counters, profiles};
 use undercroft_policy::mrc::Point;
-use undercroft_qos::{Monitor, StallControl};
+use undercroft_qos::{Judged, LatencyBound, Monitor, StallControl, Window};
 
 use crate::replay::tiers::ReplayTier;
 use crate::replay::{Replay, Spent, Wait};
@@ -189,7 +189,7 @@ impl StallOutcome {
     }
 }
 
-/// How a latency bound was kept.
+/// How a latency bound was kept; of one that was changed, since the last change.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct BoundOutcome {
     /// As the user wrote it: `p99=200us`.
@@ -206,10 +206,33 @@ pub struct BoundOutcome {
     pub tail_seconds: Option<f64>,
     /// The percentile of the worst window.
     pub worst_window_seconds: Option<f64>,
+    /// The windows of this bound and of those before it, in order.
+    #[serde(skip)]
+    pub windows: Vec<WindowOutcome>,
+}
+
+/// One window of a client with a latency bound.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct WindowOutcome {
+    /// Virtual time at its end.
+    pub end_seconds: f64,
+    /// The bound that held.
+    pub bound: LatencyBound,
+    /// Its page-ins, and whether it kept the bound.
+    pub window: Window,
+    /// Those of them that came from the last tier.
+    pub from_last_tier: u64,
+}
+
+impl WindowOutcome {
+    /// Whether it kept the bound.
+    pub fn is_kept(&self) -> bool {
+        self.window.judged == Judged::Kept
+    }
 }
 
 impl BoundOutcome {
-    fn of(monitor: &Monitor) -> BoundOutcome {
+    fn of(monitor: &Monitor, windows: &[WindowOutcome]) -> BoundOutcome {
         let (windows_kept, windows_missed) = monitor.windows();
         let (page_ins, page_ins_over) = monitor.page_ins();
         BoundOutcome {
@@ -220,6 +243,7 @@ impl BoundOutcome {
             page_ins_over,
             tail_seconds: monitor.whole().map(Nanos::seconds),
             worst_window_seconds: monitor.worst().map(Nanos::seconds),
+            windows: windows.to_vec(),
         }
     }
 
@@ -486,7 +510,8 @@ fn client_outcome(client: &crate::replay::Client<'_>, replay: &Replay<'_>) -> Cl
         stall_bound: (client.stall.as_ref()).map(|stall| StallOutcome::of(&stall.control)),
         fault_latency: Latency::of(&client.latency),
         page_out_latency: Latency::of_page_outs(replay.tiers(), client.index),
-        latency_bound: replay.monitor(client.index).map(BoundOutcome::of),
+        latency_bound: (replay.monitor(client.index))
+            .map(|monitor| BoundOutcome::of(monitor, replay.windows(client.index))),
         shared: replay.shared(client.index),
         waits: client.waits.clone().unwrap_or_default(),
         mrc: client.curve().map(|curve| {

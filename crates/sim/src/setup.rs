@@ -454,6 +454,10 @@ pub struct Setup {
     pub stall: Vec<Option<StallMax>>,
     /// Estimate the miss-ratio curve, as in a live run.
     pub curve: bool,
+    /// Devices serve requests by their times, and reads before writes, also without a common budget.
+    /// False: in the order in which clients are simulated, so one may wait for another's later
+    /// requests.
+    pub unordered: bool,
     /// Keep the wait of each fault: 16 bytes each.
     pub waits: bool,
     /// Clients come and go under one budget; `None`: memory is divided once, by footprint.
@@ -470,10 +474,23 @@ const WINDOW_MIN: Nanos = Nanos(1_000_000);
 pub struct Latencies {
     /// One for all clients, or one for each. Empty: none has a bound.
     pub bounds: Vec<LatencyBound>,
+    /// Bounds that are set later, while the clients run.
+    pub changes: Vec<BoundChange>,
     /// Least virtual time of a window.
     pub window: Nanos,
     /// Whether the bounds are kept (NVSwap), or only measured.
     pub control: bool,
+}
+
+/// A client gets another bound while it runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BoundChange {
+    /// Virtual time. Page-ins that end then or later count for it.
+    pub at: Nanos,
+    /// The client, in the order of the trace. It has a bound before.
+    pub client: usize,
+    /// Its bound from then on.
+    pub bound: LatencyBound,
 }
 
 impl Default for Latencies {
@@ -481,6 +498,7 @@ impl Default for Latencies {
     fn default() -> Latencies {
         Latencies {
             bounds: Vec::new(),
+            changes: Vec::new(),
             window: Nanos(1_000_000_000),
             control: true,
         }
@@ -512,6 +530,7 @@ impl Default for Setup {
             latency: Latencies::default(),
             stall: Vec::new(),
             curve: false,
+            unordered: false,
             waits: false,
             sharing: None,
             seed: 1,
@@ -569,6 +588,15 @@ impl Setup {
                 &self.page_bytes.to_string(),
                 format!("a page is larger than the memory, {bytes}"),
                 "use smaller pages, or more --memory",
+            ));
+        }
+        if let (Some(change), true) = (self.latency.changes.first(), self.latency.bounds.is_empty())
+        {
+            return Err(SetupError::option(
+                "--latency",
+                &change.bound.to_string(),
+                "a bound is changed, and no client has one",
+                "give the bounds at the start",
             ));
         }
         let stall = self.stall.iter().flatten().next();
@@ -709,6 +737,12 @@ mod tests {
         assert!(error(|s| s.page_bytes = 1000).starts_with("--page-size"));
         assert!(error(|s| s.reclaim = "mru".to_owned()).contains("belady"));
         assert!(error(|s| s.prefetch = "x".to_owned()).starts_with("--prefetch"));
+        let change = |s: &mut Setup| {
+            let bound = "p99=1ms".parse().expect("a bound");
+            let (at, client) = (Nanos(0), 0);
+            s.latency.changes = vec![BoundChange { at, client, bound }];
+        };
+        assert!(error(change).contains("no client has one"));
         assert_eq!(Setup::default().check(), Ok(()));
     }
 }

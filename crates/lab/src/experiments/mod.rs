@@ -198,6 +198,13 @@ pub(crate) const EXPERIMENTS: &[(ExperimentInfo, Experiment)] = &[
     ),
     (
         ExperimentInfo {
+            name: "nvswap-fig6",
+            about: "NVSwap, figure 6, simulated: a bound of 1000 us that is changed to 800 and 600 us",
+        },
+        nvswap::fig6,
+    ),
+    (
+        ExperimentInfo {
             name: "nvswap-fig7",
             about: "NVSwap, figure 7, simulated: pages copied against pages mapped where they lie",
         },

@@ -138,7 +138,8 @@ where
 {
     let area = chart.plotting_area();
     let floor = chart.y_range().start;
-    for (at, place) in panel.places.iter().enumerate() {
+    let places = panel.places.iter().enumerate();
+    for (at, place) in places.filter(|(_, place)| !place.is_empty()) {
         let (x, y) = area.map_coordinate(&(at as f64 + 0.5, floor));
         let style = text(15)
             .into_text_style(area)

@@ -1,5 +1,5 @@
 //! The NVSwap experiments at small sizes: bounds are missed without control, and kept with it; the
-//! buffer takes page-outs faster; another client slows an SSD down; a copy costs little more than
+//! buffer takes page-outs faster; a bound is kept once it is changed; another client slows an SSD down; a copy costs little more than
 //! mapping in place.
 
 use std::fs;
@@ -51,6 +51,27 @@ fn three_clients_keep_their_bounds() {
     assert_eq!(found.verdicts.len(), 3 * 3);
     assert_eq!(found.tables[0].rows.len(), 2 * 3);
     assert_eq!(found.tables[1].rows.len(), 3 * 3);
+}
+
+/// The claims have bounds of their own: windows kept, and how soon after a change.
+#[test]
+fn a_bound_that_is_changed_is_kept_and_the_other_client_notices_nothing() {
+    let (_out, found) = findings("nvswap-fig6");
+    let buffer = ours(&found, "C, p99=600us: page-ins that the buffer serves");
+    assert!(buffer > 80.0, "C is served by the buffer at last: {buffer}");
+    // A row for each run, bound of C, and client.
+    let rows = &found.tables[0].rows;
+    assert_eq!(rows.len(), 3 * 3 * 2 + 3 * 2);
+    let bounds_of_c = |run: usize| {
+        let rows = rows[6 * run..6 * (run + 1)].iter();
+        rows.filter(|row| row[2] == "C").map(|row| row[3].clone())
+    };
+    let changed = ["p99=1ms", "p99=800us", "p99=600us"];
+    assert!(bounds_of_c(0).eq(changed) && bounds_of_c(2).eq(changed));
+    assert!(bounds_of_c(1).eq(["p99=1ms"; 3]));
+    // Without the changes, the device serves C to the end.
+    let last: f64 = rows[6 + 5][9].parse().expect("a percentage");
+    assert!(last < 20.0, "C stays at the device: {last}");
 }
 
 #[test]

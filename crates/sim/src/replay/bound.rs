@@ -14,11 +14,16 @@ use undercroft_engine::limits::EVICT_PAGES_MAX;
 use undercroft_policy::place::{LatencyClass, TierOrder};
 use undercroft_qos::{Control, LatencyBound, Monitor, Out, QueueLimits, Service};
 
-use crate::setup::{Setup, SetupError, TierModel};
+use crate::outcome::WindowOutcome;
+use crate::setup::{BoundChange, Setup, SetupError, TierModel};
 
 /// The control of all clients, and its next window.
 pub(super) struct Bounds {
     control: Control,
+    /// Bounds that are set later, the next one last.
+    changes: Vec<BoundChange>,
+    /// Of each client.
+    history: Vec<History>,
     /// False: page-ins are only measured.
     turns: bool,
     /// How fast the first tier is.
@@ -27,6 +32,37 @@ pub(super) struct Bounds {
     window_end: Time,
     /// Writes to the last tier in the window in progress; `None`: they are not counted.
     writes: Option<Writes>,
+}
+
+/// The windows of one client.
+#[derive(Clone, Default)]
+struct History {
+    ended: Vec<WindowOutcome>,
+    /// How many of them had the bound that holds now.
+    of_bound: u64,
+    /// Page-ins from the last tier since then.
+    queued: u64,
+}
+
+impl History {
+    /// Another bound holds.
+    fn begin(&mut self) {
+        (self.of_bound, self.queued) = (0, 0);
+    }
+
+    /// Notes the window that ended, if one did.
+    fn note(&mut self, monitor: &Monitor, end: Time) {
+        let (kept, missed) = monitor.windows();
+        if let (Some(window), true) = (monitor.last(), kept + missed > self.of_bound) {
+            self.of_bound = kept + missed;
+            self.ended.push(WindowOutcome {
+                end_seconds: end.seconds(),
+                bound: monitor.bound(),
+                window,
+                from_last_tier: std::mem::take(&mut self.queued),
+            });
+        }
+    }
 }
 
 /// Writes of one window.
@@ -56,7 +92,7 @@ impl Writes {
 impl Bounds {
     /// Before time begins. `None`: no client has a bound.
     ///
-    /// Errors: more than one bound, and not as many as clients.
+    /// Errors: more than one bound, and not as many as clients; a bound of no client is changed.
     pub(super) fn new(setup: &Setup, clients: usize) -> Result<Option<Bounds>, SetupError> {
         let given = &setup.latency.bounds;
         let shares = setup.sharing.as_ref();
@@ -76,6 +112,17 @@ impl Bounds {
                 ));
             }
         };
+        let mut changes = setup.latency.changes.clone();
+        changes.sort_by_key(|change| change.at.0);
+        changes.reverse();
+        if let Some(change) = changes.iter().find(|change| change.client >= clients) {
+            return Err(SetupError::option(
+                "--latency",
+                &change.bound.to_string(),
+                format!("the bound of client {} is changed", change.client),
+                format!("the trace has {clients} client(s), from 0"),
+            ));
+        }
         let has_buffer = setup.tiers.len() > 1;
         let channels = match setup.tiers.last().map(|tier| &tier.kind) {
             Some(TierModel::Device { profile, .. }) => profile.channels,
@@ -85,6 +132,8 @@ impl Bounds {
         let window = Time(setup.latency.window.0 * 1000);
         Ok(Some(Bounds {
             control: Control::new(limits, &bounds, has_buffer),
+            changes,
+            history: vec![History::default(); clients],
             turns: setup.latency.control,
             first: setup.tiers[0].kind.latency(),
             window,
@@ -118,6 +167,26 @@ impl Bounds {
     /// A client with a bound comes.
     pub(super) fn join(&mut self, client: usize, bound: LatencyBound) {
         self.control.join(client, bound);
+        self.history[client].begin();
+    }
+
+    /// Sets the bounds whose time has come, as the daemon does.
+    fn change_bounds(&mut self, now: Time) {
+        while let Some(change) = self.changes.pop_if(|of| of.at.0 * 1000 <= now.0) {
+            if self.control.change_bound(change.client, change.bound) {
+                self.history[change.client].begin();
+            }
+        }
+    }
+
+    /// Ends the window of every client.
+    fn end_windows(&mut self) {
+        self.control.end_windows();
+        for (client, history) in self.history.iter_mut().enumerate() {
+            if let Some(monitor) = self.control.monitor(client) {
+                history.note(monitor, self.window_end);
+            }
+        }
     }
 
     /// Where admission places a client; see [`Control::place`].
@@ -161,16 +230,18 @@ impl Bounds {
             if let Some((least, waited)) = self.writes.as_mut().map(|of| of.end(now)) {
                 self.control.note_writes(least, waited);
             }
-            self.control.end_windows();
+            self.end_windows();
             while self.window_end <= now {
                 self.window_end += self.window;
             }
         }
+        self.change_bounds(now);
         if let Some(monitor) = self.control.monitor_mut(client) {
             monitor.add(took);
         }
         if queued {
             self.control.add_queued(client, took);
+            self.history[client].queued += 1;
         }
         let cut = self.control.cut_short(client);
         (ended || cut) && self.turns
@@ -178,7 +249,12 @@ impl Bounds {
 
     /// Ends the last window.
     pub(super) fn finish(&mut self) {
-        self.control.end_windows();
+        self.end_windows();
+    }
+
+    /// The windows of a client, in order.
+    pub(super) fn windows(&self, client: usize) -> &[WindowOutcome] {
+        &self.history[client].ended
     }
 
     /// The page-ins of a client.

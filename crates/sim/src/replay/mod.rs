@@ -40,6 +40,7 @@ use undercroft_device::{Device, Time};
 use undercroft_engine::{Fault, FaultAnswer, Install};
 use undercroft_qos::Monitor;
 
+use crate::outcome::WindowOutcome;
 use crate::page_stream::PageStream;
 use crate::setup::{Initial, Memory, Setup, SetupError};
 use crate::sharing::SharedOutcome;
@@ -159,8 +160,9 @@ impl<'a> Replay<'a> {
 
     /// The simulation proper begins: devices are idle, and what was counted does not count.
     fn start(&mut self) {
+        let unordered = self.sharing.is_some() || self.host.setup.unordered;
         for tier in &mut self.host.tiers {
-            if self.sharing.is_some() {
+            if unordered {
                 tier.set_unordered();
             }
             tier.start();
@@ -211,8 +213,9 @@ impl<'a> Replay<'a> {
                 sharing.leave(clients, host, at)?;
                 continue;
             }
-            // A client that is alone does not return to the queue between its faults.
-            let alone = queue.is_empty();
+            // A client that is alone does not return to the queue between its faults, but for devices
+            // that have to be told the time.
+            let alone = queue.is_empty() && !host.setup.unordered;
             let client = &mut clients[at];
             let mut told = client.at;
             let mut fault = client.fault.take();
@@ -312,6 +315,12 @@ impl<'a> Replay<'a> {
     /// The page-ins of a client by windows, if it has a latency bound.
     pub fn monitor(&self, client: usize) -> Option<&Monitor> {
         self.host.bounds.as_ref()?.monitor(client)
+    }
+
+    /// The windows of a client in order, if it has a latency bound.
+    pub fn windows(&self, client: usize) -> &[WindowOutcome] {
+        let bounds = self.host.bounds.as_ref();
+        bounds.map_or(&[], |bounds| bounds.windows(client))
     }
 
     /// What became of a client under the shared budget, if there is one.

@@ -4,7 +4,7 @@
 use undercroft_qos::{Asks, Devices, Service, place};
 use undercroft_sim::open::open;
 use undercroft_sim::outcome::BoundOutcome;
-use undercroft_sim::setup::{Initial, Latencies, Memory, SimRoom};
+use undercroft_sim::setup::{BoundChange, Initial, Latencies, Memory, SimRoom};
 use undercroft_sim::sweep::streams_of;
 use undercroft_sim::{Load, Setup, Sharing, SimReport, Terms, simulate};
 
@@ -17,6 +17,16 @@ use undercroft_seeded::Random;
 /// Control begins after one missed window, and tries the device again after 8, 16, 32 windows and
 /// so on. So a trace has to be long for 95 % of all.
 fn run(writes: &[f64], bounds: &[&str], tiers: &[&str], control: bool) -> SimReport {
+    run_changed(writes, bounds, tiers, (control, Vec::new()))
+}
+
+/// The same, with bounds that are set later.
+fn run_changed(
+    writes: &[f64],
+    bounds: &[&str],
+    tiers: &[&str],
+    (control, changes): (bool, Vec<BoundChange>),
+) -> SimReport {
     let parts = writes.iter().enumerate().map(|(client, writes)| {
         format!(
             "zipf:pages=10000,refs=400000,theta=0.6,writes={writes},client={client},seed={client}1"
@@ -32,6 +42,7 @@ fn run(writes: &[f64], bounds: &[&str], tiers: &[&str], control: bool) -> SimRep
         initial: Initial::Stored,
         latency: Latencies {
             bounds: bounds.iter().map(|of| of.parse().expect(of)).collect(),
+            changes,
             window: Nanos(20_000_000),
             control,
         },
@@ -92,6 +103,55 @@ fn without_a_buffer_writes_leave_channels_to_reads() {
     );
 }
 
+/// The second of two clients is served by the device until its bound is changed to one that the
+/// device misses. What is changed to the same bound goes on as before.
+#[test]
+fn a_changed_bound_reaches_the_control_of_its_client() {
+    const AT: f64 = 6.0;
+    let of = |bound: &str| {
+        let change = BoundChange {
+            at: Nanos((AT * 1e9) as u64),
+            client: 1,
+            bound: bound.parse().expect(bound),
+        };
+        let bounds = ["p99=100us", "p99=1000us"];
+        run_changed(&[0.5, 1.0], &bounds, &HYBRID, (true, vec![change]))
+    };
+    let (same, changed) = (of("p99=1000us"), of("p99=300us"));
+    let windows = |report: &SimReport, client: usize, late: bool| {
+        let all = bound(report, client).windows.clone().into_iter();
+        let part = all.filter(|of| (of.end_seconds > AT + 0.01) == late);
+        part.collect::<Vec<_>>()
+    };
+    for client in [0, 1] {
+        let early = windows(&same, client, false);
+        assert!(early.len() > 100, "{client}: {}", early.len());
+        assert_eq!(early, windows(&changed, client, false), "{client}");
+    }
+    let late = [&same, &changed].map(|report| windows(report, 1, true));
+    let limits = [1_000_000, 300_000];
+    for (windows, limit) in late.iter().zip(limits) {
+        assert!(windows.iter().all(|of| of.bound.limit.0 == limit));
+        let kept = windows.iter().filter(|of| of.is_kept()).count();
+        assert!(kept * 100 >= windows.len() * 95, "{kept} of {limit} ns");
+    }
+    let from_device = late.map(|windows| {
+        let all: u64 = windows.iter().map(|of| of.window.page_ins).sum();
+        let device: u64 = windows.iter().map(|of| of.from_last_tier).sum();
+        device as f64 / all as f64
+    });
+    assert!(
+        from_device[0] > 0.5 && from_device[1] < 0.2,
+        "{from_device:?}"
+    );
+    let anew = bound(&changed, 1);
+    let counted = (anew.windows_kept + anew.windows_missed) as usize;
+    assert_eq!(counted, windows(&changed, 1, true).len());
+    let whole = bound(&same, 1);
+    let counted = (whole.windows_kept + whole.windows_missed) as usize;
+    assert_eq!(counted, whole.windows.len());
+}
+
 #[test]
 fn a_bound_changes_nothing_if_it_is_only_measured() {
     let of = |bounds: &[&str]| run(&[0.3], bounds, &["sata-ssd"], false);
@@ -107,19 +167,27 @@ fn a_bound_changes_nothing_if_it_is_only_measured() {
 fn bounds_are_one_for_all_or_one_for_each() {
     let trace = open("zipf:pages=100,refs=1000,client=0+zipf:pages=100,refs=1000,client=2");
     let streams = streams_of(&trace.expect("a trace"), 4096).expect("pages");
-    let of = |bounds: usize| {
+    let of_changed = |bounds: usize, changed: Option<usize>| {
+        let bound = "p99=1ms".parse().expect("a bound");
+        let (at, changed) = (Nanos(0), changed.into_iter());
+        let change = |client| BoundChange { at, client, bound };
         let setup = Setup {
             latency: Latencies {
-                bounds: vec!["p99=1ms".parse().expect("a bound"); bounds],
+                bounds: vec![bound; bounds],
+                changes: changed.map(change).collect(),
                 ..Latencies::default()
             },
             ..Setup::default()
         };
         simulate(&streams, &setup, &mut |_| ()).map_err(|error| error.to_string())
     };
+    let of = |bounds| of_changed(bounds, None);
     for fits in [0, 1, 2] {
         assert!(of(fits).is_ok(), "{fits}");
     }
+    assert!(of_changed(1, Some(1)).is_ok());
+    let error = of_changed(1, Some(2)).expect_err("two clients");
+    assert!(error.contains("client 2 is changed"), "{error}");
     let error = of(3).expect_err("two clients");
     assert!(
         error.contains("--latency") && error.contains("2 client"),

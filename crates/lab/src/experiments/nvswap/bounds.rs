@@ -3,8 +3,8 @@
 
 use super::super::{Lab, progress};
 use super::{
-    BUFFER, MEMORY_PERCENT, PAGING_IN_WORDS, SSD, SSD_IN_WORDS, clients_in_words, less_percent,
-    micros, setup, spec, spread,
+    BUFFER_IN_WORDS, CONTROL_IN_WORDS, MEMORY_PERCENT, NOT_MODELLED, PAGING_IN_WORDS, SSD_IN_WORDS,
+    TIERS, clients_in_words, less_percent, micros, setup, spec, spread,
 };
 use crate::results::{
     Better, Figure, Panel, Results, Simulated, SimulatedRun, Table, TraceFacts, Verdict,
@@ -13,9 +13,6 @@ use anyhow::Context;
 use undercroft_sim::outcome::ClientOutcome;
 use undercroft_sim::sweep::streams_of;
 use undercroft_sim::{PageStream, SimReport, open, simulate};
-
-/// Buffer and regular zone.
-const TIERS: [&str; 2] = [BUFFER, SSD];
 
 /// By how many percent the paper's page-outs are faster with the buffer: p95, p99.
 const PAPER_PAGE_OUTS: [f64; 2] = [99.6, 96.7];
@@ -111,16 +108,13 @@ fn model() -> Vec<String> {
     vec![
         clients_in_words(),
         SSD_IN_WORDS.to_owned(),
-        "The buffer is one Optane module, large enough for every page, as in the paper.".to_owned(),
+        BUFFER_IN_WORDS.to_owned(),
         PAGING_IN_WORDS.to_owned(),
-        "Without control pages leave to the SSD, 64 in a batch, with 64 writes in the queue. With \
-         control both are S(t), and a client that the SSD cannot serve leaves to the buffer. It tries the \
-         SSD again after 8 windows, then 16, and so on, until the try has failed. With the buffer for \
-         all, no page-out goes to the SSD."
+        "Without control pages leave to the SSD, 64 in a batch, with 64 writes in the queue. With the \
+         buffer for all, no page-out goes to the SSD."
             .to_owned(),
-        "Not modelled: destaging from the buffer (it never fills), mapping its \
-         pages in place, garbage collection of the SSD."
-            .to_owned(),
+        CONTROL_IN_WORDS.to_owned(),
+        NOT_MODELLED.to_owned(),
     ]
 }
 

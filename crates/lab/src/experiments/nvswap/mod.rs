@@ -1,5 +1,5 @@
 //! The experiments of NVSwap, simulated: latency bounds of page-ins ([`bounds`], figures 4 and 5),
-//! what page-outs do to page-ins without them ([`interference`], figure 1), and pages that are
+//! bounds that are changed while clients run ([`changed`], figure 6), what page-outs do to page-ins without them ([`interference`], figure 1), and pages that are
 //! copied against pages that are mapped in place ([`in_place`], figure 7).
 //!
 //! The paper's clients are memcached servers under YCSB with a zipfian choice of records of 1 KB.
@@ -7,10 +7,12 @@
 //! pages differ less than records ([`THETA`]).
 
 mod bounds;
+mod changed;
 mod in_place;
 mod interference;
 
 pub(super) use bounds::{fig4, fig5};
+pub(super) use changed::fig6;
 pub(super) use in_place::fig7;
 pub(super) use interference::fig1;
 
@@ -35,14 +37,23 @@ const SSD: &str = "sata-ssd";
 /// The buffer: a memory module of the paper.
 const BUFFER: &str = "optane-dimm";
 
-/// The trace of clients that write these shares of their operations.
+/// Buffer and regular zone.
+const TIERS: [&str; 2] = [BUFFER, SSD];
+
+/// The trace of clients that write these shares of their operations, which are equally many.
 fn spec(writes: impl Iterator<Item = f64>, small: bool) -> String {
     let (pages, refs) = if small {
         (4_000, 400_000)
     } else {
         (100_000, 3_000_000)
     };
-    let parts = writes.enumerate().map(|(at, writes)| {
+    spec_of(writes.map(|writes| (writes, refs)), pages)
+}
+
+/// The trace of clients: the share of their operations that write, and how many operations they
+/// have.
+fn spec_of(clients: impl Iterator<Item = (f64, u64)>, pages: u64) -> String {
+    let parts = clients.enumerate().map(|(at, (writes, refs))| {
         format!(
             "zipf:pages={pages},refs={refs},writes={writes},theta={THETA},client={at},seed={}",
             at + 1
@@ -66,6 +77,7 @@ fn setup(lab: &Lab, tiers: &[&str], bounds: &[&str], control: bool) -> anyhow::R
             bounds: bounds?,
             window: lab.pick(Nanos(10_000_000), Nanos(1_000_000_000)),
             control,
+            ..Latencies::default()
         },
         ..Setup::default()
     })
@@ -85,6 +97,19 @@ fn clients_in_words() -> String {
 const SSD_IN_WORDS: &str = "The regular zone is the SSD that the paper used, by its data sheet: nine \
      channels, a read of 90 us, a write of 640 us, and a read beside a write takes twice as long. \
      Sources: `device/src/profiles.rs`.";
+
+/// The buffer in words.
+const BUFFER_IN_WORDS: &str =
+    "The buffer is one Optane module, large enough for every page, as in the paper.";
+
+/// Control in words.
+const CONTROL_IN_WORDS: &str = "With control a batch and the queue of writes are S(t), and a client that \
+     the SSD cannot serve leaves to the buffer. It tries the SSD again after 8 windows, then 16, and so on, \
+     until the try has failed.";
+
+/// What the buffer and the SSD do not do.
+const NOT_MODELLED: &str = "Not modelled: destaging from the buffer (it never fills), mapping its pages in \
+     place, garbage collection of the SSD.";
 
 /// Page-ins and page-outs in words.
 const PAGING_IN_WORDS: &str = "A page-in is the kernel's path (8 us for the SSD), the wait for a \
