@@ -160,8 +160,8 @@ impl Control {
         self.sets[client] = false;
     }
 
-    /// A client that is here has this bound from now on. It begins anew if that is another. True: it
-    /// is.
+    /// A client that is here has this bound from now on. If that is another, it begins anew; true
+    /// then.
     pub fn change_bound(&mut self, client: usize, bound: LatencyBound) -> bool {
         let monitor = self.monitor(client);
         let is_other = monitor.is_none_or(|of| of.bound() != bound);

@@ -6,8 +6,9 @@ use serde::Serialize;
 use undercroft_base::Nanos;
 use undercroft_device::{Counters, profiles};
 use undercroft_policy::mrc::Point;
-use undercroft_qos::{Judged, LatencyBound, Monitor, StallControl, Window};
+use undercroft_qos::{Monitor, StallControl};
 
+pub use crate::replay::WindowOutcome;
 use crate::replay::tiers::ReplayTier;
 use crate::replay::{Replay, Spent, Wait};
 use crate::setup::{Setup, TierModel};
@@ -209,26 +210,6 @@ pub struct BoundOutcome {
     /// The windows of this bound and of those before it, in order.
     #[serde(skip)]
     pub windows: Vec<WindowOutcome>,
-}
-
-/// One window of a client with a latency bound.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct WindowOutcome {
-    /// Virtual time at its end.
-    pub end_seconds: f64,
-    /// The bound that held.
-    pub bound: LatencyBound,
-    /// Its page-ins, and whether it kept the bound.
-    pub window: Window,
-    /// Those of them that came from the last tier.
-    pub from_last_tier: u64,
-}
-
-impl WindowOutcome {
-    /// Whether it kept the bound.
-    pub fn is_kept(&self) -> bool {
-        self.window.judged == Judged::Kept
-    }
 }
 
 impl BoundOutcome {

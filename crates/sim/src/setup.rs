@@ -454,9 +454,9 @@ pub struct Setup {
     pub stall: Vec<Option<StallMax>>,
     /// Estimate the miss-ratio curve, as in a live run.
     pub curve: bool,
-    /// Devices serve requests by their times, and reads before writes, also without a common budget.
-    /// False: in the order in which clients are simulated, so one may wait for another's later
-    /// requests.
+    /// Devices serve requests by their times, and reads before writes, also without a common
+    /// budget. False: in the order in which clients are simulated, so one may wait for another's
+    /// later requests.
     pub unordered: bool,
     /// Keep the wait of each fault: 16 bytes each.
     pub waits: bool,

@@ -1,6 +1,6 @@
 //! The NVSwap experiments at small sizes: bounds are missed without control, and kept with it; the
-//! buffer takes page-outs faster; a bound is kept once it is changed; another client slows an SSD down; a copy costs little more than
-//! mapping in place.
+//! buffer takes page-outs faster; a bound is kept once it is changed; another client slows an SSD
+//! down; a copy costs little more than mapping in place.
 
 use std::fs;
 use undercroft_lab::results::{Simulated, Verdict};

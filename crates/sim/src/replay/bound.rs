@@ -12,10 +12,29 @@ use undercroft_base::Nanos;
 use undercroft_device::Time;
 use undercroft_engine::limits::EVICT_PAGES_MAX;
 use undercroft_policy::place::{LatencyClass, TierOrder};
-use undercroft_qos::{Control, LatencyBound, Monitor, Out, QueueLimits, Service};
+use undercroft_qos::{Control, Judged, LatencyBound, Monitor, Out, QueueLimits, Service, Window};
 
-use crate::outcome::WindowOutcome;
 use crate::setup::{BoundChange, Setup, SetupError, TierModel};
+
+/// One window of a client with a latency bound.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct WindowOutcome {
+    /// Virtual time at its end.
+    pub end_seconds: f64,
+    /// The bound that held.
+    pub bound: LatencyBound,
+    /// Its page-ins, and whether it kept the bound.
+    pub window: Window,
+    /// Those of them that came from the last tier.
+    pub from_last_tier: u64,
+}
+
+impl WindowOutcome {
+    /// Whether it kept the bound.
+    pub fn is_kept(&self) -> bool {
+        self.window.judged == Judged::Kept
+    }
+}
 
 /// The control of all clients, and its next window.
 pub(super) struct Bounds {

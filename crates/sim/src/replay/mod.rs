@@ -40,13 +40,13 @@ use undercroft_device::{Device, Time};
 use undercroft_engine::{Fault, FaultAnswer, Install};
 use undercroft_qos::Monitor;
 
-use crate::outcome::WindowOutcome;
 use crate::page_stream::PageStream;
 use crate::setup::{Initial, Memory, Setup, SetupError};
 use crate::sharing::SharedOutcome;
 use crate::spaces::Spaces;
 
 use bound::Bounds;
+pub use bound::WindowOutcome;
 pub use client::{Client, Seen, Spent, Stop, Wait};
 use host::Host;
 use sharing::Division;
@@ -213,8 +213,7 @@ impl<'a> Replay<'a> {
                 sharing.leave(clients, host, at)?;
                 continue;
             }
-            // A client that is alone does not return to the queue between its faults, but for devices
-            // that have to be told the time.
+            // Alone it need not return to the queue, but for devices that must be told the time.
             let alone = queue.is_empty() && !host.setup.unordered;
             let client = &mut clients[at];
             let mut told = client.at;

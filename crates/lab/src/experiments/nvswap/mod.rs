@@ -1,6 +1,7 @@
 //! The experiments of NVSwap, simulated: latency bounds of page-ins ([`bounds`], figures 4 and 5),
-//! bounds that are changed while clients run ([`changed`], figure 6), what page-outs do to page-ins without them ([`interference`], figure 1), and pages that are
-//! copied against pages that are mapped in place ([`in_place`], figure 7).
+//! bounds that are changed while clients run ([`changed`], figure 6), what page-outs do to page-ins
+//! without them ([`interference`], figure 1), and pages that are copied against pages that are
+//! mapped in place ([`in_place`], figure 7).
 //!
 //! The paper's clients are memcached servers under YCSB with a zipfian choice of records of 1 KB.
 //! Ours are generated: a zipfian choice of pages. A page has four records, of which few are hot, so
