@@ -57,6 +57,27 @@ fn zipf_is_near_at_all_limits() {
     }
 }
 
+/// The followed pages are few, so which rule `auto` would choose is known less well.
+#[test]
+fn the_default_is_near_at_all_limits() {
+    for trace in [
+        "zipf:pages=40000,refs=1500000,theta=0.9,seed=3",
+        "scan_hot:pages=40000,refs=800000,hot=3000,share=0.7,seed=5",
+        "phases:pages=60000,refs=900000,phases=9,set=12000,seed=6",
+    ] {
+        let curve = curve(trace, 8192, |s| s.reclaim = "auto".to_owned());
+        for point in &curve {
+            let exact = point.swap_ins_replayed.unwrap() as f64;
+            println!(
+                "{trace}: {} {:.2}",
+                point.memory_pages,
+                point.swap_ins / exact
+            );
+        }
+        within(&curve, 8192, 0.7, [15.0, 15.0]);
+    }
+}
+
 #[test]
 fn uniform_is_near_at_all_limits() {
     let curve = curve("uniform:pages=20000,refs=400000,seed=4", 8192, |_| ());
