@@ -119,14 +119,14 @@ static void find_command_page(void)
 		fclose(maps);
 }
 
+// Undisturbed, it writes to memory of its own, so that it takes as much of a processor as later.
 static void *write_garbage(void *none)
 {
+	static volatile uint32_t own[64];
 	(void)none;
 	for (uint64_t state = 362436069;;) {
-		while (!shared->scribble)
-			usleep(1000);
-		if (command)
-			command[next(&state) % 64] = next(&state) & 1 ? next(&state) : next(&state) & 3;
+		volatile uint32_t *to = shared->scribble && command ? command : own;
+		to[next(&state) % 64] = next(&state) & 1 ? next(&state) : next(&state) & 3;
 	}
 	return NULL;
 }

@@ -29,8 +29,10 @@ const LOADS: u64 = 512;
 const LONGEST: Duration = Duration::from_secs(2);
 /// Bytes that pass in sequence; fewer if the tier is small or slow.
 const SEQUENCE_BYTES: u64 = 128 << 20;
-/// Pages of one sequential write, and of one sequential read.
+/// Pages of one sequential write, and of the sequential reads that are under way at once.
 const RUN_PAGES: usize = 256;
+/// Pages of one sequential read: as many as a fault brings along at most.
+const READ_PAGES: usize = 64;
 /// A pool without a size in bytes.
 const POOL_BYTES: Bytes = Bytes(128 << 20);
 
@@ -284,7 +286,8 @@ impl Bench<'_> {
                 Loaded::Read { fd, offset } => match reads.last_mut() {
                     Some((_, from, start, end))
                         if *from + ((*end - *start) * PAGE_BYTES) as u64 == offset
-                            && *end == at =>
+                            && *end == at
+                            && at - *start < READ_PAGES =>
                     {
                         *end += 1;
                     }

@@ -590,10 +590,10 @@ fn a_program_that_drops_memory_faults_as_often_in_the_simulator() {
 
 #[test]
 fn prefetches_of_majority_are_repeated_in_the_simulator() {
-    recorded_with_prefetch("majority", &["clock", "lru", "active_inactive"]);
+    recorded_with_prefetch("majority", &["clock", "active_inactive"]);
 }
 
 #[test]
 fn prefetches_of_readahead_are_repeated_in_the_simulator() {
-    recorded_with_prefetch("readahead:8", &["clock", "lru", "active_inactive"]);
+    recorded_with_prefetch("readahead:8", &["lru", "active_inactive"]);
 }

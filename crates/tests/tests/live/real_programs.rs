@@ -178,7 +178,7 @@ fn gcc_makes_the_same_object_file() {
         return skip(name, "no gcc; on Debian: apt-get install gcc");
     };
     let folder = tempfile::tempdir().expect("a scratch folder");
-    std::fs::write(folder.path().join("large.c"), large_source(600)).expect("a source file");
+    std::fs::write(folder.path().join("large.c"), large_source(450)).expect("a source file");
     let object = folder.path().join("large.o");
     let job = Job::new(gcc)
         .args(["-O1", "-c", "large.c", "-o", "large.o"])

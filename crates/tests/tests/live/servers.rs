@@ -9,7 +9,7 @@ use undercroft_tests::{
 };
 
 const PATIENCE: Duration = Duration::from_secs(20);
-const KEYS: u64 = 28_000;
+const KEYS: u64 = 32_000;
 const PIPELINE: u64 = 200;
 
 fn value_length(key: u64) -> usize {

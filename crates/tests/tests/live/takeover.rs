@@ -184,11 +184,7 @@ fn memory_is_right_whenever_the_manager_is_killed() {
         for tier in tiers {
             job = job.tier(&tier.replace("SPILL", &spill));
         }
-        let mut run = job.start();
-        run.until("its memory", 30, |run| {
-            let said = std::fs::read_to_string(run.scratch().join("output"));
-            said.is_ok_and(|said| said.contains("ready")).then_some(())
-        });
+        let run = start_ready(&job);
         let pid = run.pid();
         let is_set = tiers.len() > 1;
         let limit = mib / 2 - if is_set { mib / 12 } else { 0 };
@@ -211,6 +207,63 @@ fn memory_is_right_whenever_the_manager_is_killed() {
         let outcome = outcome.expect(0);
         told(&format!("holdcheck on {tiers:?}"), killed, &outcome);
     }
+}
+
+/// Starts `holdcheck`, and waits until it has filled its memory.
+fn start_ready(job: &Job) -> Running {
+    let mut run = job.start();
+    run.until("its memory", 30, |run| {
+        let said = std::fs::read_to_string(run.scratch().join("output"));
+        said.is_ok_and(|said| said.contains("ready")).then_some(())
+    });
+    run
+}
+
+/// Eight programs at once, and each has a killer of its own.
+#[test]
+fn programs_are_right_while_the_managers_of_all_are_killed() {
+    let name = "programs_are_right_while_the_managers_of_all_are_killed";
+    let _turn = beside_others();
+    if plain_only() {
+        return skip(name, "a plain run has no manager");
+    }
+    let most = kills(5).max(60);
+    let seconds = (4 + most / 5).to_string();
+    let scratch = tempfile::tempdir().expect("a scratch folder");
+    let at = |what: &str, number: u64| scratch.path().join(format!("{what}-{number}"));
+    let runs: Vec<Running> = (0..8)
+        .map(|number| {
+            let job = Job::new(build("holdcheck"))
+                .args([
+                    "12",
+                    &at("evidence", number).display().to_string(),
+                    &seconds,
+                ])
+                .limit(6 * MIB)
+                .options(ON)
+                .tier("ram")
+                .tier(&format!("file:{},size=64M", at("spill", number).display()));
+            start_ready(&job.timeout(60 + most))
+        })
+        .collect();
+    let killed: Vec<u64> = std::thread::scope(|scope| {
+        let work =
+            |(seed, run)| move || under_kills(run, seed, most, |_| wait_for_end(run.pid(), most));
+        let killers: Vec<_> = (900..).zip(&runs).map(|it| scope.spawn(work(it))).collect();
+        let ended = killers
+            .into_iter()
+            .map(|it| it.join().expect("each takeover ends"));
+        ended.collect()
+    });
+    for ((number, run), killed) in (0..).zip(runs).zip(&killed) {
+        let outcome = run.wait().expect(0);
+        let seen = std::fs::read_to_string(at("evidence", number)).unwrap_or_default();
+        assert!(seen.is_empty(), "{seen}\n{outcome}");
+        told(&format!("program {number} of 8"), *killed, &outcome);
+    }
+    let all: u64 = killed.iter().sum();
+    say(&format!("{name}: {all} kills of {}", 8 * most));
+    assert!(all >= 4 * most, "{killed:?}");
 }
 
 /// Waits until the process is a zombie, or its time is up.
