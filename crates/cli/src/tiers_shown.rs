@@ -63,7 +63,7 @@ pub(crate) fn print(pid: Option<u32>, as_json: bool) -> Result<u8, Failure> {
 }
 
 const HEAD: [&str; 8] = [
-    "", "tier", "speed", "a load", "holds", "takes", "$/GiB", "worn",
+    "", "tier", "rank", "a load", "holds", "takes", "$/GiB", "worn",
 ];
 
 fn text(client: &Client<'_>) -> String {

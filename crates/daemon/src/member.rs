@@ -127,9 +127,11 @@ impl Member {
         self.asked.is_none() && self.held() == self.limit.0
     }
 
-    /// It was asked for something and has not done it: a slow disk or a busy processor keeps it.
+    /// It gives memory or storage, and is not done: a slow disk or a busy processor keeps it.
     pub(crate) fn is_at_work(&self) -> bool {
-        !self.is_settled() || self.asked_quotas || self.storage.iter().any(Store::empties)
+        let is_asked = self.asked.is_some_and(|asked| asked < self.limit);
+        let uses_more = self.figures.dram.min(self.ceiling.0) > self.limit.0;
+        is_asked || uses_more || self.storage.iter().any(Store::gives)
     }
 
     /// What its class keeps for it, whatever others want.

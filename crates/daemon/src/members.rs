@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use undercroft_base::{Bytes, Nanos};
 use undercroft_manager::grant::{
-    BudgetStatus, COMMAND_BYTES_MAX, Claim, DaemonStatus, Figures, Goes, Grant, Hello,
-    MemberStatus, Refusal, StorageFigures, ToKeeper, UNKNOWN, VERSION,
+    ADMISSION_MAX, BudgetStatus, COMMAND_BYTES_MAX, Claim, DaemonStatus, Figures, Goes, Grant,
+    Hello, MemberStatus, Refusal, StorageFigures, ToKeeper, UNKNOWN, VERSION,
 };
 use undercroft_qos::shares::{self, Waits, Want};
 
@@ -37,7 +37,7 @@ const PATIENCE: Duration = Duration::from_millis(700);
 /// And is refused after this.
 const PATIENCE_MAX: Duration = Duration::from_secs(15);
 /// While others still work on what they were asked to give it is refused after this.
-const PATIENCE_AT_WORK: Duration = Duration::from_secs(60);
+const PATIENCE_AT_WORK: Duration = ADMISSION_MAX;
 
 /// How long the clients of an earlier daemon have to come back before new ones are admitted.
 const CLAIMS: Duration = Duration::from_secs(4);

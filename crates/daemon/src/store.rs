@@ -68,9 +68,11 @@ impl Store {
         self.quota.max(self.asked).max(held)
     }
 
-    /// It still has space beyond its quota that its pages do not need.
-    pub(crate) fn empties(&self) -> bool {
-        self.counts() > self.quota.max(self.need())
+    /// It is asked for room, or is about to be, or still has space beyond its quota that its pages
+    /// do not need.
+    pub(crate) fn gives(&self) -> bool {
+        let is_due = self.quota.saturating_sub(self.target) >= CHANGE_MIN;
+        is_due || self.asked < self.quota || self.counts() > self.quota.max(self.need())
     }
 
     pub(crate) fn used(&self) -> u64 {

@@ -268,9 +268,9 @@ impl<L: Ledger> Migrations<'_, L> {
         self.engine.place.set_shift(shift);
     }
 
-    /// How many slabs have which temperature: see `Place::temperatures`.
-    pub fn temperatures(&self) -> Option<Temperatures> {
-        self.engine.place.temperatures()
+    /// How many slabs of a part have which temperature: see `Place::temperatures`.
+    pub fn temperatures(&self, part: usize) -> Option<Temperatures> {
+        self.engine.place.temperatures(part)
     }
 
     /// The least shift that leaves nothing for a slower tier: see `Place::shift_of_all`.

@@ -29,6 +29,9 @@ pub const LINE_BYTES_MAX: usize = 64 << 10;
 /// Most bytes of a command line that are sent.
 pub const COMMAND_BYTES_MAX: usize = 200;
 
+/// The daemon has answered a new run after this, whatever others do.
+pub const ADMISSION_MAX: Duration = Duration::from_secs(60);
+
 /// What a keeper, or a user, says to the daemon.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum ToDaemon {

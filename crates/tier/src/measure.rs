@@ -114,7 +114,8 @@ pub fn measure(spec: &TierSpec) -> Result<Measured, MeasureError> {
     let read = bench.read_each(&slots)?;
     let free = bench.free_each(&slots);
     let sequence = (pages_max / 2).min((SEQUENCE_BYTES / PAGE_BYTES as u64) as usize);
-    // As in a run that goes on: half of the tier stays in use, and what is written has its space.
+    // As in a run that goes on: as much stays in use as is freed, so nothing is discarded, and what
+    // is written has its space.
     let stays = bench.write_all(sequence)?.1;
     let fresh = bench.write_all(sequence)?.1;
     bench.tier.free(&fresh);

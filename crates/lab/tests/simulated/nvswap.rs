@@ -55,7 +55,7 @@ fn three_clients_keep_their_bounds() {
 
 /// The claims have bounds of their own: windows kept, and how soon after a change.
 #[test]
-fn a_bound_that_is_changed_is_kept_and_the_other_client_notices_nothing() {
+fn a_bound_that_is_changed_is_kept_and_the_other_client_keeps_its_own() {
     let (_out, found) = findings("nvswap-fig6");
     let buffer = ours(&found, "C, p99=600us: page-ins that the buffer serves");
     assert!(buffer > 80.0, "C is served by the buffer at last: {buffer}");

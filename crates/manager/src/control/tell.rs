@@ -84,6 +84,16 @@ fn use_of(metered: &MeteredTier) -> TierUse {
     }
 }
 
+/// The temperatures of all slabs. Between parts, faults have the engine.
+fn slabs(shared: &Shared) -> Option<Slabs> {
+    let part = |part| shared.books.engine().migrations().temperatures(part);
+    let mut all: Option<Slabs> = None;
+    for some in (0..).map_while(part) {
+        all.get_or_insert_default().add(some);
+    }
+    all
+}
+
 /// What the status says of the tiers of which the use is known.
 fn tiers_now(shared: &Shared, in_use: &[TierUse]) -> Vec<TierSnapshot> {
     let ranks: Vec<TierId> = shared.books.tiers.ranks().collect();
@@ -328,11 +338,7 @@ impl Control {
     fn snapshot(&mut self) -> Snapshot {
         let shared = &self.shared;
         let (stats, dram) = self.memory_now();
-        let (resident, slabs) = {
-            let mut engine = shared.books.engine();
-            let resident = engine.books().resident().bytes();
-            (resident, engine.migrations().temperatures())
-        };
+        let resident = shared.books.engine().books().resident().bytes();
         let rates = Rates::between(
             &self.last_snapshot.1,
             &stats,
@@ -362,7 +368,7 @@ impl Control {
             resident_bytes: resident.0,
             dram_bytes: dram.0,
             tiers,
-            slabs: slabs.map(Slabs::from),
+            slabs: slabs(shared),
             faults: crate::report::Faults::of(&stats),
             fault_latency_seconds: fault_latency,
             stall_seconds: stall.seconds(),

@@ -23,14 +23,16 @@ use super::place::bases;
 use super::status;
 use crate::control::{Answered, Ask, Word};
 use crate::grant::{
-    COMMAND_BYTES_MAX, Claim, DaemonStatus, Figures, Grant, Hello, Lines, Refusal, SOCKET,
-    StorageClaim, StorageFigures, ToDaemon, ToKeeper, UNKNOWN, VERSION, line,
+    ADMISSION_MAX, COMMAND_BYTES_MAX, Claim, DaemonStatus, Figures, Grant, Hello, Lines, Refusal,
+    SOCKET, StorageClaim, StorageFigures, ToDaemon, ToKeeper, UNKNOWN, VERSION, line,
 };
 use crate::options::{MOVES_MIN, RunOptions};
 
-/// How long the daemon may take to answer `Hello`: it may wait for claims, and for other clients to
-/// make room.
+/// How long the daemon may take to answer a claim.
 const ANSWER: Duration = Duration::from_secs(20);
+
+/// How long it may take to answer a new run: other clients make room first.
+const ADMISSION: Duration = Duration::from_secs(ADMISSION_MAX.as_secs() + 10);
 
 /// Time between two questions to a daemon that ended before it answered: it may begin anew.
 const AGAIN: Duration = Duration::from_millis(50);
@@ -158,7 +160,8 @@ impl Held {
         let memories: Vec<_> = devices.iter().map(|(_, memory)| memory.as_fd()).collect();
         let said = line(&ToDaemon::Hello(hello.clone()));
         fdpass::send(stream.as_fd(), &said, &memories).map_err(ended)?;
-        let deadline = Instant::now() + ANSWER;
+        let is_new = hello.claim.is_none();
+        let deadline = Instant::now() + if is_new { ADMISSION } else { ANSWER };
         match receive(&stream, &mut lines, Some(deadline)).map_err(ended)? {
             (ToKeeper::Granted(grant), memories) => {
                 if grant.devices.len() != memories.len() {

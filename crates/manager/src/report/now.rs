@@ -113,13 +113,11 @@ pub struct Slabs {
     pub cold: u64,
 }
 
-impl From<Temperatures> for Slabs {
-    fn from(of: Temperatures) -> Slabs {
-        Slabs {
-            hot: of.hot,
-            warm: of.warm,
-            cold: of.cold,
-        }
+impl Slabs {
+    pub(crate) fn add(&mut self, more: Temperatures) {
+        self.hot += more.hot;
+        self.warm += more.warm;
+        self.cold += more.cold;
     }
 }
 

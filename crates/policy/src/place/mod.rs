@@ -220,7 +220,7 @@ pub struct Share {
 pub struct Temperatures {
     /// Used in the last 5 s.
     pub hot: u64,
-    /// In the last 10 s.
+    /// In the last 10 s, or moved one tier down in the last 5 s.
     pub warm: u64,
     /// Not for longer.
     pub cold: u64,
@@ -277,8 +277,10 @@ pub trait Place: Send {
     /// copy. Called if [`Place::links_pages`]. O(pages log pages).
     fn leaving(&mut self, _pages: &[Leaving], _tiers: &[TierState]) {}
 
-    /// How many slabs have which temperature now, where it keeps any. O(slabs).
-    fn temperatures(&self) -> Option<Temperatures> {
+    /// How many slabs of a part of all have which temperature now. Parts count from 0; `None`:
+    /// there is no such part. Of a placement that keeps temperatures there always is part 0. With
+    /// the engine locked: some microseconds.
+    fn temperatures(&self, _part: usize) -> Option<Temperatures> {
         None
     }
 

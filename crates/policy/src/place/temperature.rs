@@ -146,9 +146,14 @@ impl Place for Temperature {
         true
     }
 
-    fn temperatures(&self) -> Option<Temperatures> {
+    fn temperatures(&self, part: usize) -> Option<Temperatures> {
+        let none: &[Slab] = &[];
+        let part = match part {
+            0 => self.slabs.chunks(SCAN_MAX).next().unwrap_or(none),
+            _ => self.slabs.chunks(SCAN_MAX).nth(part)?,
+        };
         let mut all = Temperatures::default();
-        for slab in self.slabs.iter().filter(|slab| slab.was_stored) {
+        for slab in part.iter().filter(|slab| slab.was_stored) {
             match self.now.saturating_sub(slab.used) {
                 age if slab.used == 0 || age >= COLD => all.cold += 1,
                 age if age >= STEP => all.warm += 1,
@@ -250,7 +255,7 @@ mod tests {
     #[test]
     fn slabs_are_counted_by_their_temperature() {
         let mut of = Temperature::default();
-        let count = |of: &Temperature| of.temperatures().map(|all| [all.hot, all.warm, all.cold]);
+        let count = |of: &Temperature| of.temperatures(0).map(|all| [all.hot, all.warm, all.cold]);
         assert_eq!(count(&of), Some([0; 3]));
         moves(&mut of, &three(), 1, 2);
         store(&mut of, 600); // slabs 0 and 1 hold nothing
@@ -264,6 +269,10 @@ mod tests {
         assert_eq!(count(&of), Some([0, 0, 2]));
         of.came_back(PageNo(0), TierId(2));
         assert_eq!(count(&of), Some([1, 0, 1]));
+        assert_eq!(of.temperatures(1), None);
+        store(&mut of, (SCAN_MAX as u64 * SLAB_PAGES) as u32);
+        let last = of.temperatures(1).map(|all| all.hot);
+        assert_eq!((last, of.temperatures(2)), (Some(1), None));
     }
 
     #[test]

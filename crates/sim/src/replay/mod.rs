@@ -213,7 +213,7 @@ impl<'a> Replay<'a> {
                 sharing.leave(clients, host, at)?;
                 continue;
             }
-            // Alone it need not return to the queue, but for devices that must be told the time.
+            // Alone it need not return to the queue, unless devices must be told the time.
             let alone = queue.is_empty() && !host.setup.unordered;
             let client = &mut clients[at];
             let mut told = client.at;

@@ -263,7 +263,7 @@ fn programs_are_right_while_the_managers_of_all_are_killed() {
     }
     let all: u64 = killed.iter().sum();
     say(&format!("{name}: {all} kills of {}", 8 * most));
-    assert!(all >= 4 * most, "{killed:?}");
+    assert!(all >= 8 * 3, "{killed:?}");
 }
 
 /// Waits until the process is a zombie, or its time is up.
