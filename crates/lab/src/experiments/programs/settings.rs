@@ -31,10 +31,7 @@ const FIXED: [Fixed; 9] = [
     policy("undercroft-lru", &["--policy", "lru"]),
     policy("undercroft-clock", &["--policy", "clock"]),
     policy("undercroft-clock_w", &["--policy", "clock_w"]),
-    policy(
-        "undercroft-active_inactive",
-        &["--policy", "active_inactive"],
-    ),
+    policy("undercroft-auto", &["--policy", "auto"]),
     file("undercroft-share-0", &[]),
     share("undercroft-share-25", 25),
     share("undercroft-share-50", 50),
