@@ -190,12 +190,11 @@ fn slabs_move_by_their_temperature() {
     let all: serde_json::Value = serde_json::from_str(&shown(&["--json"])).expect("JSON");
     let slabs = &all["clients"][0]["slabs"];
     let [hot, warm, cold] = ["hot", "warm", "cold"].map(|name| slabs[name].as_u64());
-    // All of its pages are older than 10 s; a slab that moved is warm for 5 s.
+    // All of its pages are older than 10 s; a slab that moved is warm for 5 s. 20 MiB are in 20
+    // slabs at least.
     assert_eq!(hot, Some(0), "{slabs}");
-    assert!(
-        warm.zip(cold).map(|(warm, cold)| warm + cold) > Some(30),
-        "{slabs}"
-    );
+    let others = warm.zip(cold).map(|(warm, cold)| warm + cold);
+    assert!(others >= Some(20), "{slabs}");
     assert_eq!(all["clients"][0]["tiers"][1]["kind"], "file", "{all}");
     signal("-CONT", &client);
     let outcome = run.wait().expect(0);
