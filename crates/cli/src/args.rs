@@ -485,7 +485,7 @@ pub(crate) enum TiersCommand {
         #[arg(long)]
         json: bool,
     },
-    /// The others.
+    /// Changes one tier.
     #[command(flatten)]
     Change(TiersChange),
 }

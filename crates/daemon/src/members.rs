@@ -36,7 +36,7 @@ const BALANCE: Duration = Duration::from_secs(6);
 const PATIENCE: Duration = Duration::from_millis(700);
 /// And is refused after this.
 const PATIENCE_MAX: Duration = Duration::from_secs(15);
-/// While others still work on what they were asked to give it is refused after this.
+/// While others still give what they were asked for, it is refused after this.
 const PATIENCE_AT_WORK: Duration = ADMISSION_MAX;
 
 /// How long the clients of an earlier daemon have to come back before new ones are admitted.

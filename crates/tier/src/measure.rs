@@ -29,7 +29,7 @@ const LOADS: u64 = 512;
 const LONGEST: Duration = Duration::from_secs(2);
 /// Bytes that pass in sequence; fewer if the tier is small or slow.
 const SEQUENCE_BYTES: u64 = 128 << 20;
-/// Pages of one sequential write, and of the sequential reads that are under way at once.
+/// Pages of one sequential write. As many are read at once, in several reads.
 const RUN_PAGES: usize = 256;
 /// Pages of one sequential read: as many as a fault brings along at most.
 const READ_PAGES: usize = 64;
