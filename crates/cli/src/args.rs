@@ -462,8 +462,9 @@ pub(crate) struct TiersArgs {
     #[command(subcommand)]
     pub command: Option<TiersCommand>,
 
-    /// Measure these tiers: capacity; reads, writes and frees of one page; bytes a second in
-    /// sequence. Takes some seconds and up to 256 MiB of each; nothing is left behind
+    /// Measure these tiers, and keep what is found for later runs: capacity; reads, writes and
+    /// frees of one page; bytes a second in sequence; channels. Takes some seconds and up to
+    /// 256 MiB of each, which are given back
     #[arg(long, value_name = "SPEC", num_args = 1.., value_parser = values::tier)]
     pub measure: Vec<TierSpec>,
 

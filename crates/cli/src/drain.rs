@@ -309,6 +309,7 @@ mod tests {
             wear: None,
             remote: None,
             drain: None,
+            profile: None,
         };
         let tiers = [tier("ram"), tier("file:/a"), tier("file:/b")];
         for (wanted, found) in [("1", Some(0)), ("3", Some(2)), ("0", None), ("4", None)] {

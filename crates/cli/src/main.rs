@@ -19,6 +19,7 @@ mod set;
 mod show;
 mod sim;
 mod storm;
+mod tier_kinds;
 mod tiers_shown;
 mod top;
 mod trace;
@@ -79,7 +80,7 @@ fn dispatch(command: Command) -> Result<ExitCode, Failure> {
             args::TiersCommand::Show { pid, json } => tiers_shown::print(pid, json),
             args::TiersCommand::Change(change) => drain::change(&change),
         },
-        Command::Tiers(args) if args.measure.is_empty() => show::tiers(args.json),
+        Command::Tiers(args) if args.measure.is_empty() => tier_kinds::print(args.json),
         Command::Tiers(args) => measure::tiers(&args.measure, args.json),
         Command::Completions { shell } => {
             clap_complete::generate(

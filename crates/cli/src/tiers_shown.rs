@@ -5,7 +5,7 @@ use undercroft_base::{Bytes, Nanos};
 use undercroft_manager::report::{SCHEMA_VERSION, Slabs, Snapshot, TierSnapshot};
 
 use crate::failure::Failure;
-use crate::{drain, live, show};
+use crate::{drain, live, measure, show};
 
 #[derive(Serialize)]
 struct Shown<'a> {
@@ -85,6 +85,9 @@ fn text(client: &Client<'_>) -> String {
         text.push('\n');
     }
     for (at, tier) in client.tiers.iter().enumerate() {
+        if let Some(of) = &tier.profile {
+            text.push_str(&format!("  tier {}: {}\n", at + 1, measure::words(of)));
+        }
         if let Some(of) = &tier.drain {
             text.push_str(&format!("  tier {}: {}\n", at + 1, drain::progress(of)));
         }

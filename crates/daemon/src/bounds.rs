@@ -28,7 +28,7 @@ const WINDOW: Duration = Duration::from_secs(1);
 /// A window ends without figures that are later than this.
 const LATE: Duration = Duration::from_millis(400);
 
-/// Channels that a real device is thought to have, as in a run.
+/// Channels that a device is thought to have of which none were measured, as in a run.
 const CHANNELS: u32 = 9;
 
 /// The bounds of clients, by the numbers of their connections.
@@ -47,13 +47,13 @@ pub(crate) struct Bounds {
 impl Bounds {
     /// `None`: clients have no device in common.
     pub(crate) fn new(tiers: &[Budget]) -> Option<Bounds> {
-        let last = &tiers.last()?.spec;
-        if matches!(last, TierSpec::Ram(_)) {
+        let last = tiers.last()?;
+        if matches!(last.spec, TierSpec::Ram(_)) {
             return None;
         }
-        let channels = last
-            .shape()
-            .map_or(CHANNELS, |name| name.profile().channels);
+        let emulated = last.spec.shape().map(|name| name.profile().channels);
+        let channels = emulated.or_else(|| last.profile.as_ref()?.channels);
+        let channels = channels.unwrap_or(CHANNELS);
         let has_buffer = tiers.len() > 1;
         let limits = QueueLimits::of_device(channels, has_buffer);
         Some(Bounds {

@@ -52,6 +52,7 @@ impl World {
         let budget = |spec: &&str| Budget {
             spec: spec.parse().expect("a tier"),
             sizes: None,
+            profile: None,
         };
         let class = Class {
             weight: 1,
@@ -250,6 +251,7 @@ fn a_manager_that_does_not_answer_keeps_its_place() {
     let mut bounds = Bounds::new(&[Budget {
         spec: "file:/b,size=64M".parse().expect("a tier"),
         sizes: None,
+        profile: None,
     }])
     .expect("a device");
     let bound = Bound("p99=300us".parse().expect("a bound"));

@@ -11,6 +11,7 @@ use toml::Spanned;
 use undercroft_base::{Bytes, Cpus, CpusError};
 use undercroft_qos::LatencyBound;
 use undercroft_sys::process;
+use undercroft_tier::profile::{self, Profile};
 use undercroft_tier::spec::TierSpec;
 
 /// The class of a run that names none.
@@ -71,9 +72,20 @@ pub struct Budget {
     /// All that may be given, and what each client gets at its start; `None`: it is compressed
     /// memory, which is part of a client's DRAM.
     pub sizes: Option<(Bytes, Bytes)>,
+    /// What was measured of its device before (`undercroft tiers --measure`).
+    pub profile: Option<Profile>,
 }
 
 impl Budget {
+    /// With what was measured before. A damaged file is as none: each run warns of it.
+    fn of(spec: TierSpec, sizes: Option<(Bytes, Bytes)>) -> Budget {
+        Budget {
+            profile: profile::known(&spec).unwrap_or_default(),
+            spec,
+            sizes,
+        }
+    }
+
     /// A client may have more of it than its grant. Mapped memory has all of its space from the
     /// start.
     pub fn grows(&self) -> bool {
@@ -388,7 +400,7 @@ impl WrittenTier {
         let size = match &mut spec {
             TierSpec::Ram(_) => {
                 return match &self.grant {
-                    None => Ok(Budget { spec, sizes: None }),
+                    None => Ok(Budget::of(spec, None)),
                     Some(grant) => {
                         let why = "compressed memory is part of a client's DRAM: leave `grant` out";
                         Err(source.wrong(&grant.span(), why.to_owned()))
@@ -427,8 +439,7 @@ impl WrittenTier {
             );
             return Err(wrong(why));
         }
-        let sizes = Some((whole, each));
-        Ok(Budget { spec, sizes })
+        Ok(Budget::of(spec, Some((whole, each))))
     }
 }
 

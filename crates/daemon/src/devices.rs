@@ -68,6 +68,7 @@ mod tests {
         let of = |spec: &str| Budget {
             spec: spec.parse().expect("a tier"),
             sizes: None,
+            profile: None,
         };
         ["ram,shape=pcm", "ram", "file:/a,size=64M,shape=nvme"]
             .map(of)

@@ -1,13 +1,14 @@
 //! Whether the devices can serve one more run beside those that are here. `undercroft-qos` decides,
 //! as in the simulator: docs/design/0035.
 //!
-//! The last tier is the device, the first is the buffer if it is another. Only a tier with `shape=`
-//! says how fast it is, so load is weighed where these two have one. A grant of the buffer is a
-//! run's own, so the buffer has room for every run.
+//! The last tier is the device, the first is the buffer if it is another. A tier is as fast as its
+//! `shape=` says, or as it was measured (`undercroft tiers --measure`). Load is weighed where both
+//! are known. A grant of the buffer is a run's own, so the buffer has room for every run.
 
 use undercroft_base::Nanos;
 use undercroft_qos::{Asks, Could, Devices, LatencyBound, Load, Service, admit_one, place};
 use undercroft_sys::fdpass::FDS_MAX;
+use undercroft_tier::profile::Profile;
 use undercroft_tier::shape::ShapeName;
 
 use crate::config::{Budget, Class};
@@ -18,10 +19,10 @@ const PATH: Nanos = Nanos(10_000);
 /// The devices of all runs; `None`: it is not known how fast they are.
 pub(crate) fn devices(tiers: &[Budget]) -> Option<Devices> {
     let (first, last) = (tiers.first()?, tiers.last()?);
-    let device = service(last.spec.shape()?);
+    let device = service(last)?;
     let buffer = match tiers.len() {
         1 => None,
-        _ => Some((service(first.spec.shape()?), u64::MAX)),
+        _ => Some((service(first)?, u64::MAX)),
     };
     Some(Devices { device, buffer })
 }
@@ -33,7 +34,29 @@ pub(crate) fn emulated(tiers: &[Budget]) -> Vec<u8> {
     emulated.map(|(at, _)| at).take(FDS_MAX).collect()
 }
 
-fn service(shape: ShapeName) -> Service {
+fn service(tier: &Budget) -> Option<Service> {
+    match (tier.spec.shape(), &tier.profile) {
+        (Some(shape), _) => Some(as_modelled(shape)),
+        (None, Some(profile)) => Some(as_measured(profile)),
+        (None, None) => None,
+    }
+}
+
+/// How much longer a read takes beside a write is not measured.
+fn as_measured(profile: &Profile) -> Service {
+    let nanos = |seconds: f64| Nanos((seconds * 1e9) as u64);
+    let cpus = || std::thread::available_parallelism().map_or(1, |count| count.get() as u32);
+    Service {
+        path: PATH,
+        read: nanos(profile.read_seconds.p50),
+        write: nanos(profile.write_seconds.p50),
+        beside: 1.0,
+        // Each CPU reads memory for itself.
+        channels: profile.channels.unwrap_or_else(cpus),
+    }
+}
+
+fn as_modelled(shape: ShapeName) -> Service {
     let profile = shape.profile();
     let nanos = |picos: u64| Nanos(picos / 1000);
     Service {

@@ -496,6 +496,7 @@ fn a_bound_that_the_load_of_others_breaks_is_refused_with_the_figure_that_can_be
             .parse()
             .expect("a tier"),
         sizes: None,
+        profile: None,
     }];
     let bounded = |bound: &str, demand: u32| Class {
         latency: Some(bound.parse().expect("a bound")),
@@ -544,6 +545,39 @@ fn a_bound_that_the_load_of_others_breaks_is_refused_with_the_figure_that_can_be
         None,
         "it declares no load"
     );
+}
+
+/// A real file: nothing is known of it, or that one read at a time takes a millisecond.
+#[test]
+fn a_device_that_was_measured_is_weighed() {
+    let both = r#"{"p50": 0.001, "p99": 0.002}"#;
+    let slow = format!(
+        r#"{{"name": "file:/var/tmp", "kind": "file", "emulated": false, "capacity_bytes": 1,
+            "read_seconds": {both}, "write_seconds": {both}, "free_seconds": {both},
+            "read_bytes_per_second": 1.0, "write_bytes_per_second": 1.0, "channels": 1,
+            "measured_at": 1}}"#
+    );
+    let slow = serde_json::from_str(&slow).expect("a profile");
+    for (profile, is_refused) in [(None, false), (Some(slow), true)] {
+        let mut config = config(1024);
+        config.tiers = vec![crate::config::Budget {
+            spec: "file:/var/tmp,size=1G".parse().expect("a tier"),
+            sizes: None,
+            profile,
+        }];
+        let bounded = Class {
+            latency: Some("p99=300us".parse().expect("a bound")),
+            ..class(1, 4, 64)
+        };
+        config.classes.insert("fast".to_owned(), bounded);
+        let mut members = Members::new(config, BTreeSet::new());
+        members.hello(1, 1, hello("fast"));
+        let refused = members.said().into_iter().find_map(|(_, said)| match said {
+            Said::Last(ToKeeper::Refused(refusal)) => Some(refusal.why),
+            _ => None,
+        });
+        assert_eq!(refused.is_some(), is_refused, "{refused:?}");
+    }
 }
 
 /// A manager that is busy, or dead, has told nothing. What it counted before is no rate.

@@ -31,6 +31,7 @@ fn config(whole: u64) -> Config {
     let tier = |spec: String, sizes| Budget {
         spec: spec.parse().expect("a tier"),
         sizes,
+        profile: None,
     };
     let sizes = |whole: u64, each: u64| Some((Bytes(whole * SLAB_BYTES), Bytes(each * SLAB_BYTES)));
     Config {

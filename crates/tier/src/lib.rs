@@ -15,6 +15,7 @@ pub mod mailbox;
 pub mod measure;
 pub mod nvm;
 pub mod open;
+pub mod profile;
 pub mod ram;
 pub mod remote;
 pub mod shape;

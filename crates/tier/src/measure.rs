@@ -1,12 +1,13 @@
-//! Measures a tier: what one page takes to be read, written and freed, and how many bytes a second
-//! pass in sequence. Source: RapidSwap §3.3, which measures a device when it is registered.
+//! Measures a tier: what one page takes to be read, written and freed, how many bytes a second pass
+//! in sequence, and how many reads a device serves at once. Source: RapidSwap §3.3, which measures
+//! a device when it is registered.
 //!
 //! It measures the tier, not the device alone: compression, checksums and slots are part of it, and
 //! so are the times of `shape=`. What a fault or an eviction costs besides is not. The tier is its
 //! own, empty at first; nothing is left behind.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use undercroft_base::{
     Bytes, Inbox, LoadError, Loaded, Nanos, PAGE_BYTES, Slot, Stamp, Store, StoreError, Tier,
@@ -17,6 +18,7 @@ use undercroft_sys::ring::PageRing;
 
 use crate::mailbox::Mailbox;
 use crate::open::{OpenError, OpenTier};
+use crate::profile::{Profile, Times};
 use crate::spec::{Limit, TierSpec};
 
 /// Pages that are written, read and freed one by one; fewer if the tier is small or slow.
@@ -33,50 +35,20 @@ const SEQUENCE_BYTES: u64 = 128 << 20;
 const RUN_PAGES: usize = 256;
 /// Pages of one sequential read: as many as a fault brings along at most.
 const READ_PAGES: usize = 64;
+/// Reads in flight at once, of which the best rate counts.
+const DEPTHS: [usize; 6] = [2, 4, 8, 16, 32, 64];
+/// Time of one of them.
+const RATE_TIME: Duration = Duration::from_millis(150);
 /// A pool without a size in bytes.
 const POOL_BYTES: Bytes = Bytes(128 << 20);
 
-/// Times of one operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Times {
-    /// Half of them took no longer.
-    pub p50: Nanos,
-    /// 99 of 100 took no longer.
-    pub p99: Nanos,
-}
-
-impl Times {
-    fn of(mut each: Vec<u64>) -> Times {
-        each.sort_unstable();
-        let at = |part: usize| Nanos(each[(each.len() * part / 100).min(each.len() - 1)]);
-        Times {
-            p50: at(50),
-            p99: at(99),
-        }
+fn times(mut each: Vec<u64>) -> Times {
+    each.sort_unstable();
+    let at = |part: usize| each[(each.len() * part / 100).min(each.len() - 1)] as f64 / 1e9;
+    Times {
+        p50: at(50),
+        p99: at(99),
     }
-}
-
-/// What a tier takes.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Measured {
-    /// As the user gave it.
-    pub name: String,
-    /// The kind.
-    pub kind: TierKind,
-    /// Its times, or the memory itself, are not real.
-    pub emulated: bool,
-    /// Most it holds.
-    pub capacity: Bytes,
-    /// Reads of one page, in random order.
-    pub read: Times,
-    /// Writes of one page.
-    pub write: Times,
-    /// Frees of one page.
-    pub free: Times,
-    /// Bytes of pages read in sequence.
-    pub read_bytes_per_second: f64,
-    /// Bytes of pages written in sequence.
-    pub write_bytes_per_second: f64,
 }
 
 /// Why a tier could not be measured.
@@ -99,7 +71,7 @@ pub enum MeasureError {
 /// Measures the tier that `spec` describes. Takes some seconds, and up to 256 MiB of it.
 ///
 /// Errors: it cannot be opened, or a page does not come back as it was.
-pub fn measure(spec: &TierSpec) -> Result<Measured, MeasureError> {
+pub fn measure(spec: &TierSpec) -> Result<Profile, MeasureError> {
     let tier = open(spec)?;
     let mut bench = Bench {
         tier: tier.as_ref(),
@@ -112,6 +84,7 @@ pub fn measure(spec: &TierSpec) -> Result<Measured, MeasureError> {
     bench.tier.free(&warm);
     let (write, slots) = bench.write_each(pages_max.min(PAGES))?;
     let read = bench.read_each(&slots)?;
+    let channels = bench.channels(&slots)?;
     let free = bench.free_each(&slots);
     let sequence = (pages_max / 2).min((SEQUENCE_BYTES / PAGE_BYTES as u64) as usize);
     // As in a run that goes on: as much stays in use as is freed, so nothing is discarded, and what
@@ -125,16 +98,25 @@ pub fn measure(spec: &TierSpec) -> Result<Measured, MeasureError> {
     bench.tier.free(&stays);
     let speed = |took: Duration| (slots.len() * PAGE_BYTES) as f64 / took.as_secs_f64();
     let info = bench.tier.info();
-    Ok(Measured {
+    let kind = match info.kind {
+        TierKind::Ram => "ram",
+        TierKind::Nvm => "nvm",
+        TierKind::File => "file",
+        TierKind::Remote => "redis",
+    };
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    Ok(Profile {
         name: spec.to_string(),
-        kind: info.kind,
+        kind: kind.to_owned(),
         emulated: info.emulated,
-        capacity,
-        read,
-        write,
-        free,
+        capacity_bytes: capacity.0,
+        read_seconds: read,
+        write_seconds: write,
+        free_seconds: free,
         read_bytes_per_second: speed(read_all),
         write_bytes_per_second: speed(written),
+        channels,
+        measured_at: now.map_or(0, |since| since.as_secs()),
     })
 }
 
@@ -151,7 +133,7 @@ pub fn load_time(tier: &dyn Tier) -> Result<Nanos, MeasureError> {
     let (_, slots) = bench.write_all(pages)?;
     let read = bench.read_each(&slots);
     bench.tier.free(&slots);
-    Ok(read?.p50)
+    Ok(Nanos((read?.p50 * 1e9) as u64))
 }
 
 fn open(spec: &TierSpec) -> Result<Box<dyn Tier>, OpenError> {
@@ -207,7 +189,7 @@ impl Bench<'_> {
             each.push(one.elapsed().as_nanos() as u64);
             slots.push(item[0].result?);
         }
-        Ok((Times::of(each), slots))
+        Ok((times(each), slots))
     }
 
     /// Reads the pages in a random order.
@@ -224,7 +206,53 @@ impl Bench<'_> {
             self.read_run(&slots[number..=number], number)?;
             each.push(one.elapsed().as_nanos() as u64);
         }
-        Ok(Times::of(each))
+        Ok(times(each))
+    }
+
+    /// How many reads are served at the same time: the best rate that is seen with more and more of
+    /// them in flight, over the rate of one at a time. `None`: no device is read.
+    fn channels(&mut self, slots: &[Slot]) -> Result<Option<u32>, MeasureError> {
+        let Some(alone) = self.read_rate(slots, 1)? else {
+            return Ok(None);
+        };
+        let mut best = alone;
+        for depth in DEPTHS {
+            if let Some(rate) = self.read_rate(slots, depth)? {
+                best = best.max(rate);
+            }
+        }
+        Ok(Some((best / alone).round().max(1.0) as u32))
+    }
+
+    /// Reads a second of single pages, in random order, with `depth` of them in flight. `None`: no
+    /// device is read.
+    fn read_rate(&mut self, slots: &[Slot], depth: usize) -> Result<Option<f64>, MeasureError> {
+        let (begun, mut done, mut number) = (Instant::now(), 0, 0);
+        let mut idle: Vec<usize> = (0..depth).collect();
+        loop {
+            let goes_on = begun.elapsed() < RATE_TIME;
+            if !goes_on && self.ring.in_flight() == 0 {
+                break;
+            }
+            while let Some(at) = idle.pop_if(|_| goes_on) {
+                number = (number + 7919) % slots.len();
+                let page = self.ring.arena_mut().page_mut(at).expect("an idle page");
+                let loaded = self.tier.load(slots[number], stamp(number), page)?;
+                let Loaded::Read { fd, offset } = loaded else {
+                    return Ok(None);
+                };
+                let least = Duration::from_nanos(self.tier.reading(offset, PAGE_BYTES as u64).0);
+                let place = (fd, offset);
+                let started = (self.ring).read_slowly(place, at, at + 1, at as u64, least);
+                started.expect("as many operations as pages");
+            }
+            self.ring.submit(1)?;
+            self.ring.reap(|at, _| {
+                idle.push(at as usize);
+                done += 1;
+            });
+        }
+        Ok(Some(f64::from(done) / begun.elapsed().as_secs_f64()))
     }
 
     fn free_each(&mut self, slots: &[Slot]) -> Times {
@@ -233,7 +261,7 @@ impl Bench<'_> {
             self.tier.free(std::slice::from_ref(slot));
             one.elapsed().as_nanos() as u64
         };
-        Times::of(slots.iter().map(free).collect())
+        times(slots.iter().map(free).collect())
     }
 
     /// Writes up to `count` pages, 1 MiB at a time.
@@ -335,12 +363,13 @@ impl Bench<'_> {
 mod tests {
     use super::*;
 
-    fn measured(spec: &str) -> Measured {
+    fn measured(spec: &str) -> Profile {
         let found = measure(&spec.parse().unwrap()).unwrap();
         println!("{found:?}");
-        assert!(found.read.p50 <= found.read.p99 && found.read.p50 > Nanos(0));
-        assert!(found.write.p50 <= found.write.p99 && found.write.p50 > Nanos(0));
-        assert!(found.free.p50 <= found.free.p99);
+        assert!(found.read_seconds.p50 <= found.read_seconds.p99 && found.read_seconds.p50 > 0.0);
+        assert!(found.write_seconds.p50 <= found.write_seconds.p99);
+        assert!(found.write_seconds.p50 > 0.0);
+        assert!(found.free_seconds.p50 <= found.free_seconds.p99);
         assert!(found.read_bytes_per_second > 0.0 && found.write_bytes_per_second > 0.0);
         found
     }
@@ -350,18 +379,38 @@ mod tests {
         let folder = tempfile::tempdir_in("/var/tmp").unwrap();
         let path = folder.path().display();
         let ram = measured("ram,max=8M");
-        assert!(!ram.emulated && ram.capacity == Bytes(8 << 20));
+        assert!(!ram.emulated && ram.capacity_bytes == 8 << 20);
         assert!(measured(&format!("nvm:{path},size=8M")).emulated);
         assert!(!measured(&format!("file:{path},size=8M")).emulated);
-        for (spec, least_us) in [
-            ("ram,max=8M,shape=optane-ssd".to_owned(), 9),
-            (format!("nvm:{path},size=8M,shape=hdd-7200"), 30),
-            (format!("file:{path},size=8M,shape=nvme"), 80),
-            (format!("file:{path},size=8M,shape=sata-ssd"), 85),
+        assert_eq!(ram.channels, None);
+        let channels = |name: &str| undercroft_device::by_name(name).unwrap().channels;
+        for (spec, least_us, shape) in [
+            ("ram,max=8M,shape=optane-ssd".to_owned(), 9.0, None),
+            (format!("nvm:{path},size=8M,shape=hdd-7200"), 30.0, None),
+            (
+                format!("file:{path},size=8M,shape=nvme"),
+                80.0,
+                Some("nvme"),
+            ),
+            (
+                format!("file:{path},size=8M,shape=sata-ssd"),
+                85.0,
+                Some("sata-ssd"),
+            ),
         ] {
             let slow = measured(&spec);
             assert!(slow.emulated, "{spec}");
-            assert!(slow.read.p50 >= Nanos(least_us * 1000), "{spec}");
+            assert!(slow.read_seconds.p50 >= least_us / 1e6, "{spec}");
+            assert_eq!(slow.channels.is_some(), shape.is_some(), "{spec}");
+            // A busy machine or a slow disk may serve fewer; never more than there are, but for
+            // noise.
+            if let (Some(found), Some(shape)) = (slow.channels, shape) {
+                let most = channels(shape);
+                assert!(
+                    (2..=most + most / 4 + 1).contains(&found),
+                    "{spec}: {found} of {most}"
+                );
+            }
         }
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }

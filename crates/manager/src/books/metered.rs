@@ -13,11 +13,13 @@ use undercroft_policy::place::{LatencyClass, TierState};
 use undercroft_sys::nvm::MappedAs;
 use undercroft_tier::file::FileMeter;
 use undercroft_tier::nvm::NvmTier;
+use undercroft_tier::profile::{self, Profile};
 use undercroft_tier::remote::{RemoteMeter, RemoteTier};
 use undercroft_tier::shape::{Shape, ShapeName, Shaped, read_time};
 use undercroft_tier::spec::{RamSpec, Rated, TierSpec};
 
 use crate::gauges::latency::new_histogram;
+use crate::log::warn;
 use crate::report::Drain;
 use crate::sync::lock;
 
@@ -61,6 +63,8 @@ pub(crate) struct MeteredTier {
     measures: bool,
     /// How it was asked for, if it is compressed memory.
     pub pool: Option<RamSpec>,
+    /// What was measured of its device before this run.
+    pub profile: Option<Profile>,
     /// How it is mapped; none if it is not.
     pub mapped_as: Option<MappedAs>,
     /// Nanoseconds of a load lately.
@@ -88,6 +92,7 @@ impl MeteredTier {
             shape: None,
             rated: Rated::default(),
             pool: None,
+            profile: None,
             mapped_as: None,
             reads: AtomicU64::new(0),
             writes: AtomicU64::new(0),
@@ -146,9 +151,19 @@ impl MeteredTier {
         self
     }
 
-    /// It was asked for by this description: what it costs, and of a pool, its part of the limit.
+    /// It was asked for by this description: what it costs, of a pool its part of the limit, and
+    /// what was measured before. A load takes as long as then, until reads say more.
     pub(crate) fn of(mut self, spec: &TierSpec) -> MeteredTier {
         self.rated = spec.rated();
+        self.profile = profile::known(spec).unwrap_or_else(|error| {
+            warn(&format!("what was measured before is not used: {error}"));
+            None
+        });
+        let is_memory = matches!(spec, TierSpec::Ram(_) | TierSpec::Nvm(_));
+        if let (Some(profile), false) = (&self.profile, is_memory) {
+            let load = (profile.read_seconds.p50 * 1e9) as u64;
+            self.load_ns.store(load, Ordering::Relaxed);
+        }
         if let TierSpec::Ram(ram) = spec {
             self.pool = Some(*ram);
         }

@@ -23,7 +23,7 @@ use crate::report::{BoundControl, BoundReport};
 /// Least time of a window. The paper's monitor has windows of a second, too (NVSwap Fig. 6).
 const WINDOW: Duration = Duration::from_secs(1);
 
-/// Channels that a real device is thought to have: no interface tells. The paper measured nine.
+/// Channels that a device is thought to have of which none were measured. The paper measured nine.
 const CHANNELS: u32 = 9;
 
 /// The only client of the control.
@@ -40,8 +40,11 @@ pub(super) struct Devices {
 impl Devices {
     /// The last tier is the regular zone. The first is the buffer, if it is another.
     pub(super) fn of(tiers: &Tiers, turns: bool) -> Devices {
-        let shape = tiers.ranked().next_back().and_then(|last| last.shape);
-        let channels = shape.map_or(CHANNELS, |shape| shape.profile().channels);
+        let channels = tiers.ranked().next_back().and_then(|last| {
+            let emulated = last.shape.map(|shape| shape.profile().channels);
+            emulated.or_else(|| last.profile.as_ref()?.channels)
+        });
+        let channels = channels.unwrap_or(CHANNELS);
         let has_buffer = tiers.ranks().count() > 1;
         Devices {
             limits: QueueLimits::of_device(channels, has_buffer),

@@ -107,6 +107,7 @@ fn tiers_now(shared: &Shared, in_use: &[TierUse]) -> Vec<TierSnapshot> {
             rank: rank.map(|rank| rank as u64 + 1),
             load_seconds: Nanos(metered.state().load_ns).seconds(),
             drain: shared.books.drain_of(at),
+            profile: metered.profile.clone(),
             written_bytes: in_use.written.0,
             updates: metered.updates.load(Ordering::Relaxed),
             cost: in_use.cost(),

@@ -7,6 +7,7 @@ use undercroft_base::{TierInfo, TierUsage};
 use undercroft_engine::Stats;
 use undercroft_policy::place::Temperatures;
 use undercroft_qos::pressure::Pressure;
+use undercroft_tier::profile::Profile;
 
 use super::{
     BoundReport, CostReport, Counters, Drain, Faults, LimitExceeded, MissRatioCurve, Pages,
@@ -221,6 +222,9 @@ pub struct TierSnapshot {
     /// How far it is emptied (`undercroft tiers drain`); null if no user asked for it.
     #[serde(default)]
     pub drain: Option<Drain>,
+    /// What was measured of its device before (`undercroft tiers --measure`); null if nothing was.
+    #[serde(default)]
+    pub profile: Option<Profile>,
 }
 
 /// Events in one second.
@@ -273,6 +277,7 @@ impl TierSnapshot {
             wear: None,
             remote: None,
             drain: None,
+            profile: None,
         }
     }
 }

@@ -1,8 +1,8 @@
 //! The manager is killed with `kill -9` again and again, at random moments and also while it takes
 //! over. Another takes over each time. The programs go on, every byte is verified, and nothing
-//! hangs. `UNDERCROFT_TEST_KILLS`: how often it is killed, in all tests of this file together.
-//! `UNDERCROFT_TEST_TAKEOVER_MIB`: memory of `holdcheck`, default 48. Also what stands on takeover:
-//! upgrades, and pauses that outlive a manager.
+//! hangs. `UNDERCROFT_TEST_KILLS`: how often it is killed under redis, memcached and `asfuzz`
+//! together. `UNDERCROFT_TEST_TAKEOVER_MIB`: memory of `holdcheck`, default 48. Also what stands on
+//! takeover: upgrades, and pauses that outlive a manager.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
@@ -395,7 +395,7 @@ fn redis_keeps_every_value_whenever_the_manager_is_killed() {
     let (Some(redis), false) = (find("redis-server"), plain_only()) else {
         return skip(name, "no redis-server, or a plain run");
     };
-    let most = kills(10);
+    let most = kills(30);
     let folder = tempfile::tempdir().expect("a scratch folder");
     let port = free_port();
     let spill = folder.path().join("spill").display().to_string();
@@ -441,7 +441,7 @@ fn memcached_keeps_every_value_whenever_the_manager_is_killed() {
     let (Some(memcached), false) = (find("memcached"), plain_only()) else {
         return skip(name, "no memcached, or a plain run");
     };
-    let most = kills(10);
+    let most = kills(30);
     let port = free_port();
     let mut job = Job::new(memcached)
         .args(["-p", &port.to_string(), "-l", "127.0.0.1", "-U", "0"])

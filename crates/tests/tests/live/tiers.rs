@@ -207,6 +207,69 @@ fn slabs_move_by_their_temperature() {
     }
 }
 
+/// What `--measure` finds of a disk is kept, and a run on another file of that disk knows it.
+#[test]
+fn what_was_measured_is_known_to_later_runs() {
+    let name = "what_was_measured_is_known_to_later_runs";
+    let _turn = beside_others();
+    if plain_only() {
+        return skip(name, "a plain run has no tiers");
+    }
+    let folder = tempfile::tempdir_in("/var/tmp").expect("a scratch folder");
+    let state = folder.path().join("state");
+    let ask = |words: &[&str]| {
+        let job = Job::new(undercroft()).arg("tiers").args(words);
+        job.env("XDG_STATE_HOME", &state).run()
+    };
+    let file = |name: &str| format!("file:{},size=64M", folder.path().join(name).display());
+    assert!(
+        ask(&[])
+            .expect(0)
+            .text()
+            .contains("Nothing is measured yet")
+    );
+    let measured = ask(&["--measure", &file("one")]).expect(0).text();
+    assert!(measured.contains("Kept in "), "{measured}");
+    let listed = ask(&["--json"]).expect(0).text();
+    let listed: serde_json::Value = serde_json::from_str(&listed).expect("JSON");
+    let kept = &listed["profiles"][0];
+    assert!(kept["channels"].as_u64() >= Some(1), "{listed}");
+    assert!(ask(&[]).expect(0).text().contains("Measured before"));
+
+    let mut run = Job::new(build("touch"))
+        .args(["16", "--rounds", "400", "--pace", "10"])
+        .limit(8 * MIB)
+        .tier("ram")
+        .tier(&file("two"))
+        .env("XDG_STATE_HOME", &state)
+        .timeout(60)
+        .start();
+    let known = run.until("its status", 30, |run| Some(run.status()?["tiers"].clone()));
+    assert_eq!(&known[1]["profile"], kept, "{known}");
+    assert!(known[0]["profile"].is_null(), "{known}");
+    let shown = ask(&["show", &run.pid().to_string()]).expect(0).text();
+    assert!(shown.contains("tier 2: measured as file:"), "{shown}");
+
+    // Damage loses no run: it is told.
+    let path = state.join("undercroft/profiles.json");
+    std::fs::write(&path, "{").expect("a file");
+    let refused = ask(&[]).expect(1);
+    assert!(
+        refused.errors.contains("remove it and measure again"),
+        "{refused}"
+    );
+    let other = Job::new(build("touch"))
+        .args(["16", "--rounds", "2"])
+        .limit(8 * MIB)
+        .tier(&file("three"))
+        .env("XDG_STATE_HOME", &state)
+        .timeout(60);
+    let outcome = other.run().expect(0);
+    assert!(outcome.errors.contains("is not used"), "{outcome}");
+    run.signal(rustix::process::Signal::TERM);
+    run.wait();
+}
+
 /// A slow program goes round its memory in one order. Pages whose order was seen twice go to the
 /// slow file together and come back together, and every byte is kept.
 #[test]

@@ -1,0 +1,404 @@
+//! Profiles of tiers: what `measure` finds, kept in a file, so that later runs on the same device
+//! know it. Source: RapidSwap §3.3, where a device is measured when it is registered.
+//!
+//! root's profiles are in `/var/lib/undercroft`, and every user's runs know them. Those of another
+//! user are in `~/.local/state/undercroft`, and come first. Where `XDG_STATE_HOME` is set, only
+//! those in its `undercroft` count.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock, major, minor};
+use rustix::process::geteuid;
+use serde::{Deserialize, Serialize};
+
+use crate::spec::TierSpec;
+
+/// Most bytes of the file that are read: some thousand profiles.
+const FILE_MAX: u64 = 4 << 20;
+/// More channels than any device has.
+const CHANNELS_MAX: u32 = 4096;
+
+const NAME: &str = "profiles.json";
+const OF_ALL: &str = "/var/lib/undercroft";
+
+/// Times of one operation, in seconds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Times {
+    /// Half of them took no longer.
+    pub p50: f64,
+    /// 99 of 100 took no longer.
+    pub p99: f64,
+}
+
+/// What a tier takes, as it was measured once.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Profile {
+    /// As the user gave it.
+    pub name: String,
+    /// `ram`, `nvm`, `file` or `redis`.
+    pub kind: String,
+    /// Its times, or the memory itself, are not real.
+    pub emulated: bool,
+    /// Most it held.
+    pub capacity_bytes: u64,
+    /// Reads of one page, in random order.
+    pub read_seconds: Times,
+    /// Writes of one page, with the allocation of its slot.
+    pub write_seconds: Times,
+    /// Frees of one page.
+    pub free_seconds: Times,
+    /// Bytes of pages read in sequence.
+    pub read_bytes_per_second: f64,
+    /// Bytes of pages written in sequence.
+    pub write_bytes_per_second: f64,
+    /// Reads of a device that are served at the same time; null for memory and clusters.
+    pub channels: Option<u32>,
+    /// When, in seconds since 1970.
+    pub measured_at: u64,
+}
+
+impl Profile {
+    fn is_sound(&self) -> bool {
+        let times = [self.read_seconds, self.write_seconds, self.free_seconds];
+        let speeds = [self.read_bytes_per_second, self.write_bytes_per_second];
+        let figures = times.iter().flat_map(|times| [times.p50, times.p99]);
+        figures
+            .chain(speeds)
+            .all(|figure| figure.is_finite() && figure >= 0.0)
+            && (self.channels).is_none_or(|count| (1..=CHANNELS_MAX).contains(&count))
+    }
+}
+
+/// A profile, and what it is of: see [`device_of`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Kept {
+    device: String,
+    #[serde(flatten)]
+    profile: Profile,
+}
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Listed {
+    profiles: Vec<Kept>,
+}
+
+/// Why profiles cannot be kept or read.
+#[derive(Debug, thiserror::Error)]
+pub enum ProfileError {
+    /// The file cannot be read or written.
+    #[error("{0}: {1}")]
+    File(PathBuf, io::Error),
+    /// The file is not what was written.
+    #[error("{0} is no file of profiles ({1}); remove it and measure again")]
+    Damaged(PathBuf, String),
+    /// The environment names no place.
+    #[error("neither HOME nor XDG_STATE_HOME says where profiles are kept; set one of them")]
+    NoPlace,
+}
+
+/// Profiles in a folder.
+#[derive(Clone, Debug)]
+pub struct Profiles(PathBuf);
+
+impl Profiles {
+    /// Those in `folder`, which need not exist yet.
+    pub fn at(folder: &Path) -> Profiles {
+        Profiles(folder.to_owned())
+    }
+
+    /// Where this user's are kept.
+    ///
+    /// Errors: `NoPlace`.
+    pub fn of_user() -> Result<Profiles, ProfileError> {
+        if let Some(state) = set("XDG_STATE_HOME") {
+            return Ok(Profiles(Path::new(&state).join("undercroft")));
+        }
+        if geteuid().is_root() {
+            return Ok(Profiles::at(Path::new(OF_ALL)));
+        }
+        let home = set("HOME").ok_or(ProfileError::NoPlace)?;
+        Ok(Profiles(Path::new(&home).join(".local/state/undercroft")))
+    }
+
+    /// The file.
+    pub fn path(&self) -> PathBuf {
+        self.0.join(NAME)
+    }
+
+    /// All of them, the newest last. None if there is no file.
+    ///
+    /// Errors: it cannot be read, or is damaged.
+    pub fn all(&self) -> Result<Vec<Profile>, ProfileError> {
+        Ok(self.read()?.into_iter().map(|kept| kept.profile).collect())
+    }
+
+    /// That of the tier that `spec` describes.
+    ///
+    /// Errors: the file cannot be read, or is damaged.
+    pub fn find(&self, spec: &TierSpec) -> Result<Option<Profile>, ProfileError> {
+        let device = device_of(spec);
+        let mut all = self.read()?.into_iter().rev();
+        Ok(all
+            .find(|kept| kept.device == device)
+            .map(|kept| kept.profile))
+    }
+
+    /// Keeps a profile in place of the one before of the same device.
+    ///
+    /// Errors: the file cannot be read or written. What was kept before is still there.
+    pub fn keep(&self, spec: &TierSpec, profile: &Profile) -> Result<(), ProfileError> {
+        let failed = |error| ProfileError::File(self.path(), error);
+        fs::create_dir_all(&self.0).map_err(failed)?;
+        let folder = File::open(&self.0).map_err(failed)?;
+        // Others wait until it is closed.
+        flock(&folder, FlockOperation::LockExclusive).map_err(|error| failed(error.into()))?;
+        let kept = Kept {
+            device: device_of(spec),
+            profile: profile.clone(),
+        };
+        let mut profiles = self.read()?;
+        profiles.retain(|other| other.device != kept.device);
+        profiles.push(kept);
+        self.write(&Listed { profiles }).map_err(failed)
+    }
+
+    fn read(&self) -> Result<Vec<Kept>, ProfileError> {
+        let path = self.path();
+        let file = match File::open(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            opened => opened,
+        };
+        let mut text = String::new();
+        let read = file.and_then(|file| file.take(FILE_MAX).read_to_string(&mut text));
+        if let Err(error) = read {
+            return Err(ProfileError::File(path, error));
+        }
+        let listed: Listed = match serde_json::from_str(&text) {
+            Ok(listed) => listed,
+            Err(error) => return Err(ProfileError::Damaged(path, error.to_string())),
+        };
+        if let Some(bad) = (listed.profiles.iter()).find(|kept| !kept.profile.is_sound()) {
+            let why = format!("the figures of {} cannot be", bad.profile.name);
+            return Err(ProfileError::Damaged(path, why));
+        }
+        Ok(listed.profiles)
+    }
+
+    /// A reader sees all of it, or what was there before.
+    fn write(&self, listed: &Listed) -> io::Result<()> {
+        let fresh = self.0.join(format!("{NAME}.{}", std::process::id()));
+        let written = || {
+            let mut file = File::create(&fresh)?;
+            file.set_permissions(fs::Permissions::from_mode(0o644))?;
+            serde_json::to_writer_pretty(&mut file, listed)?;
+            file.write_all(b"\n")?;
+            file.sync_all()?;
+            fs::rename(&fresh, self.path())
+        };
+        written().inspect_err(|_: &io::Error| {
+            let _: io::Result<()> = fs::remove_file(&fresh);
+        })
+    }
+}
+
+/// The profile that this user or root has of the tier that `spec` describes.
+///
+/// Errors: a file cannot be read, or is damaged.
+pub fn known(spec: &TierSpec) -> Result<Option<Profile>, ProfileError> {
+    for profiles in places() {
+        if let Some(profile) = profiles.find(spec)? {
+            return Ok(Some(profile));
+        }
+    }
+    Ok(None)
+}
+
+/// Where profiles are looked for, the first place first.
+pub fn places() -> Vec<Profiles> {
+    let mut places: Vec<Profiles> = Profiles::of_user().into_iter().collect();
+    let of_all = Profiles::at(Path::new(OF_ALL));
+    let elsewhere = set("XDG_STATE_HOME").is_some();
+    if !elsewhere && places.iter().all(|place| place.0 != of_all.0) {
+        places.push(of_all);
+    }
+    places
+}
+
+/// A variable of the environment that is not empty.
+fn set(name: &str) -> Option<OsString> {
+    std::env::var_os(name).filter(|value| !value.is_empty())
+}
+
+/// What a profile is of. Two files on one disk have the same.
+///
+/// A pool is known by its compressor, a cluster by its nodes, the rest by the device below, and all
+/// by the device whose times they are given.
+fn device_of(spec: &TierSpec) -> String {
+    let below = match spec {
+        TierSpec::Ram(ram) => format!("ram {}", ram.compressor),
+        TierSpec::Nvm(nvm) => format!("nvm {}", below(&nvm.path)),
+        TierSpec::File(file) => format!("file {}", below(&file.path)),
+        TierSpec::Remote(remote) => {
+            let mut nodes: Vec<String> = remote.nodes.iter().map(ToString::to_string).collect();
+            nodes.sort();
+            format!("redis {}", nodes.join(" "))
+        }
+    };
+    match spec.shape() {
+        Some(shape) => format!("{below} as {shape}"),
+        None => below,
+    }
+}
+
+/// The disk of a file or of a block device; the mount point where there is no disk; the path of any
+/// other device. The file need not exist.
+fn below(path: &Path) -> String {
+    let existing = path.ancestors().find_map(|at| at.canonicalize().ok());
+    let Some((path, meta)) = existing.and_then(|at| Some((at.clone(), at.metadata().ok()?))) else {
+        return path.display().to_string();
+    };
+    let kind = meta.file_type();
+    if kind.is_char_device() {
+        return path.display().to_string();
+    }
+    let device = if kind.is_block_device() {
+        meta.rdev()
+    } else {
+        meta.dev()
+    };
+    disk(device).unwrap_or_else(|| {
+        let is_there = |at: &&Path| at.metadata().is_ok_and(|at| at.dev() == device);
+        let mount = path.ancestors().take_while(is_there).last();
+        mount.unwrap_or(&path).display().to_string()
+    })
+}
+
+/// The name of a disk that the kernel has, such as `nvme0n1`; of a partition, that of its disk.
+fn disk(device: u64) -> Option<String> {
+    let entry = format!("/sys/dev/block/{}:{}", major(device), minor(device));
+    let mut at = fs::canonicalize(entry).ok()?;
+    if at.join("partition").exists() {
+        at.pop();
+    }
+    Some(at.file_name()?.to_str()?.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn profile(name: &str, channels: Option<u32>) -> Profile {
+        let times = Times {
+            p50: 8e-5,
+            p99: 3e-4,
+        };
+        Profile {
+            name: name.to_owned(),
+            kind: "file".to_owned(),
+            emulated: false,
+            capacity_bytes: 1 << 30,
+            read_seconds: times,
+            write_seconds: times,
+            free_seconds: times,
+            read_bytes_per_second: 1e9,
+            write_bytes_per_second: 5e8,
+            channels,
+            measured_at: 1_800_000_000,
+        }
+    }
+
+    fn spec(text: &str) -> TierSpec {
+        text.parse().expect(text)
+    }
+
+    #[test]
+    fn a_profile_is_found_by_its_device_and_the_last_one_counts() {
+        let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+        let profiles = Profiles::at(&folder.path().join("state"));
+        let file = |name: &str| format!("file:{}/{name},size=1G", folder.path().display());
+        let (swap, other) = (spec(&file("swap")), spec(&file("no/such/folder/swap")));
+        assert_eq!(profiles.find(&swap).unwrap(), None);
+        profiles.keep(&swap, &profile("swap", Some(4))).unwrap();
+        profiles
+            .keep(&spec("ram,zstd"), &profile("pool", None))
+            .unwrap();
+        profiles.keep(&other, &profile("other", Some(9))).unwrap();
+        let found = profiles.find(&swap).unwrap();
+        assert_eq!(found, Some(profile("other", Some(9))));
+        for unlike in ["ram", "ram,zstd,shape=cxl-dram"] {
+            assert_eq!(profiles.find(&spec(unlike)).unwrap(), None, "{unlike}");
+        }
+        let slow = format!("{},shape=nvme", file("swap"));
+        assert_eq!(profiles.find(&spec(&slow)).unwrap(), None);
+        assert_eq!(
+            profiles.find(&spec("ram,zstd,max=9M")).unwrap(),
+            Some(profile("pool", None))
+        );
+        assert_eq!(profiles.all().unwrap().len(), 2);
+        let files = fs::read_dir(profiles.path().parent().unwrap()).unwrap();
+        assert_eq!(files.count(), 1, "nothing else is left");
+    }
+
+    #[test]
+    fn damage_is_refused_and_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let profiles = Profiles::at(folder.path());
+        let pool = spec("ram");
+        profiles.keep(&pool, &profile("pool", Some(4))).unwrap();
+        let good = fs::read_to_string(profiles.path()).unwrap();
+        let whole = good.len();
+        let bad = [
+            good[..whole / 2].to_owned(),
+            good.replace("\"channels\": 4", "\"channels\": 0"),
+            good.replace("\"channels\": 4", "\"channels\": 100000"),
+            good.replace("\"channels\": 4", "\"channels\": -1"),
+            good.replace("1000000000.0", "-1.0"),
+            good.replace("1000000000.0", "\"fast\""),
+            String::new(),
+        ];
+        for text in bad {
+            assert_ne!(text, good);
+            fs::write(profiles.path(), &text).unwrap();
+            let refused = profiles.find(&pool).unwrap_err().to_string();
+            assert!(refused.contains("measure again"), "{refused}");
+            profiles.keep(&pool, &profile("pool", Some(4))).unwrap_err();
+            assert_eq!(fs::read_to_string(profiles.path()).unwrap(), text);
+        }
+    }
+
+    #[test]
+    fn two_that_keep_at_once_lose_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let profiles = Profiles::at(folder.path());
+        let specs = [
+            "ram",
+            "ram,zstd",
+            "ram,shape=cxl-dram",
+            "ram,zstd,shape=cxl-dram",
+        ];
+        std::thread::scope(|scope| {
+            for text in specs {
+                let profiles = &profiles;
+                scope.spawn(move || {
+                    for _ in 0..20 {
+                        profiles.keep(&spec(text), &profile(text, None)).unwrap();
+                    }
+                });
+            }
+        });
+        let mut names: Vec<String> = profiles
+            .all()
+            .unwrap()
+            .into_iter()
+            .map(|it| it.name)
+            .collect();
+        names.sort();
+        let mut expected = specs.map(str::to_owned);
+        expected.sort();
+        assert_eq!(names, expected);
+    }
+}
