@@ -20,10 +20,10 @@ mod memcached;
 mod processes;
 mod programs;
 mod sampler;
+mod turn;
 
 use std::io::Write;
 use std::net::TcpListener;
-use std::sync::{Condvar, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 pub use job::{Job, Outcome, Running, plain_only};
 pub use memcached::Memcached;
@@ -32,6 +32,7 @@ pub use programs::{
     build, build_musl, build_static, build_with, find, programs_folder, target_folder, undercroft,
 };
 pub use sampler::{Sample, Sampler};
+pub use turn::{Turn, beside_others, one_at_a_time};
 pub use undercroft_resp::{Client, Reply};
 pub use undercroft_seeded::mix;
 
@@ -66,42 +67,6 @@ pub fn has_access_bits(name: &str) -> bool {
 pub fn say(line: &str) {
     // A closed standard error is no reason to fail a test.
     let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
-}
-
-static TURN: RwLock<()> = RwLock::new(());
-
-/// Runs a test by itself: it measures. Each test in `tests/live` takes a turn, this one or that of
-/// `beside_others`.
-pub fn one_at_a_time() -> RwLockWriteGuard<'static, ()> {
-    TURN.write().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Tests that run beside each other at most.
-const BESIDE_MAX: usize = 2;
-
-static BESIDE: (Mutex<usize>, Condvar) = (Mutex::new(0), Condvar::new());
-
-/// The turn of a test that runs beside others.
-pub struct Beside {
-    _turn: RwLockReadGuard<'static, ()>,
-}
-
-impl Drop for Beside {
-    fn drop(&mut self) {
-        *BESIDE.0.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
-        BESIDE.1.notify_one();
-    }
-}
-
-/// Runs a test beside one other, but beside none that measures. It checks what the
-/// program reads and what the report counts, never how long something takes.
-pub fn beside_others() -> Beside {
-    let turn = TURN.read().unwrap_or_else(PoisonError::into_inner);
-    let count = BESIDE.0.lock().unwrap_or_else(PoisonError::into_inner);
-    let full = |count: &mut usize| *count >= BESIDE_MAX;
-    let count = BESIDE.1.wait_while(count, full);
-    *count.unwrap_or_else(PoisonError::into_inner) += 1;
-    Beside { _turn: turn }
 }
 
 /// A TCP port on loopback that was free a moment ago.

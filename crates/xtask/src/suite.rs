@@ -30,6 +30,11 @@ const COMPUTE: [&str; 11] = [
     "crates/manager/tests/command_model/",
 ];
 
+/// Tests of running programs, which wait for their turns (`crates/tests/src/turn.rs`).
+const LIVE: &str = "crates/tests/tests/live/";
+/// As many of them wait or run at once.
+const LIVE_THREADS: &str = "--test-threads=16";
+
 /// Parts that the summary names: those that took longest.
 const NAMED: usize = 12;
 
@@ -85,7 +90,9 @@ pub(crate) fn run(lints: bool) -> Result<String, String> {
         may_be_idle: may_be_idle(),
         ..Beside::default()
     };
-    let mut ended: Vec<Ended> = thread::scope(|scope| {
+    let words = ["test", "--workspace", "--locked", "--doc", "--quiet"];
+    quiet.push(cargo("examples in the documentation", &words));
+    let ended: Vec<Ended> = thread::scope(|scope| {
         let others = scope.spawn(|| quiet.iter().map(|part| beside.run(part)).collect());
         let mut ended: Vec<Ended> = programs.iter().map(Part::run).collect();
         beside.alone.store(true, Ordering::SeqCst);
@@ -97,8 +104,6 @@ pub(crate) fn run(lints: bool) -> Result<String, String> {
         ended.extend(others);
         ended
     });
-    let words = ["test", "--workspace", "--locked", "--doc", "--quiet"];
-    ended.push(cargo("examples in the documentation", &words).run());
     summary(ended)
 }
 
@@ -166,9 +171,13 @@ fn part_of(message: &Value, program: PathBuf) -> Option<Part> {
     let source = PathBuf::from(message["target"]["src_path"].as_str()?);
     let name = source.strip_prefix(root()).ok()?.display().to_string();
     Some(Part {
+        arguments: if name.starts_with(LIVE) {
+            vec![LIVE_THREADS]
+        } else {
+            Vec::new()
+        },
         name,
         program,
-        arguments: Vec::new(),
         folder,
     })
 }

@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use undercroft_tests::{
-    Beside, Job, MIB, beside_others, build, find, plain_only, say, setting, skip, undercroft,
+    Job, MIB, Turn, beside_others, build, find, plain_only, say, setting, skip, undercroft,
 };
 
 /// Peers that forge handshakes at once: fewer than one user may have open at the manager.
@@ -18,7 +18,7 @@ const PEERS: u64 = 40;
 
 /// The turn of test `name`. `None` unless root runs this with Undercroft and setpriv; then prints
 /// that it is skipped.
-fn turn(name: &str) -> Option<Beside> {
+fn turn(name: &str) -> Option<Turn> {
     let turn = beside_others();
     let why = match () {
         () if plain_only() => "a plain run has no manager to attack",

@@ -1,0 +1,67 @@
+//! Turns of tests: those that measure run alone, the others two at a time. Each test in
+//! `tests/live` takes one.
+//!
+//! Those that run beside others go first, so that a test that is to run alone need not wait for the
+//! end of one while half of the machine is idle. That works if the harness has more threads than
+//! two: `cargo xtask test` gives it some.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+/// Tests that run beside each other at most.
+const BESIDE_MAX: usize = 2;
+
+#[derive(Default)]
+struct Turns {
+    alone: bool,
+    beside: usize,
+    /// Those that want to run beside others.
+    waiting: usize,
+}
+
+static TURNS: Mutex<Turns> = Mutex::new(Turns {
+    alone: false,
+    beside: 0,
+    waiting: 0,
+});
+static CHANGED: Condvar = Condvar::new();
+
+/// Waits while `unfit`.
+fn once_not(unfit: impl FnMut(&mut Turns) -> bool) -> MutexGuard<'static, Turns> {
+    let turns = TURNS.lock().unwrap_or_else(PoisonError::into_inner);
+    let turns = CHANGED.wait_while(turns, unfit);
+    turns.unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The turn of a test. It ends when this is dropped.
+pub struct Turn {
+    alone: bool,
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let mut turns = once_not(|_| false);
+        if self.alone {
+            turns.alone = false;
+        } else {
+            turns.beside -= 1;
+        }
+        CHANGED.notify_all();
+    }
+}
+
+/// Runs a test by itself: it measures.
+pub fn one_at_a_time() -> Turn {
+    let mut turns = once_not(|turns| turns.alone || turns.beside > 0 || turns.waiting > 0);
+    turns.alone = true;
+    Turn { alone: true }
+}
+
+/// Runs a test beside one other, but beside none that measures. It checks what the program reads
+/// and what the report counts, never how long something takes.
+pub fn beside_others() -> Turn {
+    once_not(|_| false).waiting += 1;
+    let mut turns = once_not(|turns| turns.alone || turns.beside >= BESIDE_MAX);
+    turns.waiting -= 1;
+    turns.beside += 1;
+    Turn { alone: false }
+}
