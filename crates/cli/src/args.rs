@@ -68,7 +68,7 @@ pub(crate) enum Command {
     Pause(PauseArgs),
     /// End a pause: keep to the limit again
     Resume(ResumeArgs),
-    /// Put another binary of undercroft in place under running programs (experimental)
+    /// Put another binary of undercroft in place under running programs
     Upgrade(UpgradeArgs),
     /// List the kinds of tiers and their options, measure tiers, or empty one of a running program
     Tiers(TiersArgs),
@@ -185,10 +185,10 @@ pub(crate) struct RunArgs {
     #[arg(long, requires = "latency")]
     pub latency_measure_only: bool,
 
-    /// How often another manager may take over when one dies (experimental, for tests only); 0: the
-    /// program is ended
-    #[arg(long, value_name = "COUNT", default_value_t = 0)]
-    pub takeovers_max: u32,
+    /// How often another manager may take over when one dies; 0: the program is ended then. 1000 by
+    /// default, 0 with --trace or a redis tier
+    #[arg(long, value_name = "COUNT")]
+    pub takeovers_max: Option<u32>,
 
     /// Most of its time that the program may wait for pages: a percentage, such as 30%. Needs
     /// --placement locality, and an SSD and a disk as the last two tiers: as far as the bound needs
@@ -508,8 +508,8 @@ pub(crate) enum TiersChange {
         json: bool,
     },
     /// Empty a tier while its program runs, and give its space back: a file has none left, and its
-    /// number may be given to another tier. Refused as `drain` is, and if the run may be taken over
-    /// (--takeovers-max)
+    /// number may be given to another tier. Refused as `drain` is. No other manager can take over
+    /// the run afterwards
     Remove {
         /// The run's process id, as `undercroft status` shows it.
         pid: u32,
@@ -521,7 +521,8 @@ pub(crate) enum TiersChange {
         json: bool,
     },
     /// Use another tier while the program runs: it is opened and measured, and comes in front of
-    /// the first tier that is slower. Or use a tier again that is or was drained
+    /// the first tier that is slower. No other manager can take over the run afterwards. Or use a
+    /// tier again that is or was drained
     Add {
         /// The run's process id, as `undercroft status` shows it.
         pid: u32,

@@ -55,7 +55,7 @@ pub(crate) fn options(args: RunArgs) -> Result<RunOptions, Failure> {
             "leave some --tier options out",
         ));
     }
-    check_takeovers(args.takeovers_max, &tiers, args.quiet)?;
+    let takeovers_max = takeovers(args.takeovers_max, &tiers, args.trace.is_some())?;
     let client = ClientOptions {
         memory_max: Bytes(memory_max),
         tiers,
@@ -69,7 +69,7 @@ pub(crate) fn options(args: RunArgs) -> Result<RunOptions, Failure> {
         latency: args.latency,
         latency_control: !args.latency_measure_only,
         stall_max: args.stall_max,
-        takeovers_max: args.takeovers_max,
+        takeovers_max,
         class: None,
         memory_price: args.memory_price,
         rights: Rights::default(),
@@ -91,29 +91,25 @@ pub(crate) fn options(args: RunArgs) -> Result<RunOptions, Failure> {
     })
 }
 
-/// Warns that takeovers are experimental, and refuses them where there can be none.
-fn check_takeovers(most: u32, tiers: &[TierSpec], quiet: bool) -> Result<(), Failure> {
-    if most == 0 {
-        return Ok(());
-    }
+/// Takeovers of a run of which the user says nothing. Managers that die again and again at once are
+/// given up on long before.
+const TAKEOVERS_MAX: u32 = 1000;
+
+/// How often another manager may take over. Error: it is asked for where none can.
+fn takeovers(asked: Option<u32>, tiers: &[TierSpec], traces: bool) -> Result<u32, Failure> {
     let is_remote = |tier: &TierSpec| matches!(tier, TierSpec::Remote(_));
-    if tiers.iter().any(is_remote) {
-        return Err(Failure::new(
+    let is_remote = tiers.iter().any(is_remote);
+    match asked {
+        None if is_remote || traces => Ok(0),
+        None => Ok(TAKEOVERS_MAX),
+        Some(most) if most > 0 && is_remote => Err(Failure::new(
             status::USAGE,
             "no manager can take over a redis tier yet",
             "its copies would have no owner",
             "leave --takeovers-max out",
-        ));
+        )),
+        Some(most) => Ok(most),
     }
-    if !quiet {
-        // A closed standard error is no reason to fail.
-        let _ = writeln!(
-            std::io::stderr(),
-            "undercroft: warning: --takeovers-max is experimental, and earlier states of it lost pages. \
-             Use it for tests, not for data that you need"
-        );
-    }
-    Ok(())
 }
 
 /// Warns if the control group's limit is too near.

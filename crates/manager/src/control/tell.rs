@@ -213,9 +213,7 @@ impl Control {
         let books = &self.shared.books;
         let done = match ask {
             Ask::Drain(tier) => books.drain(TierId(*tier)),
-            Ask::Remove(tier) => self
-                .may_change_tiers()
-                .and_then(|()| books.remove(TierId(*tier))),
+            Ask::Remove(tier) => books.remove(TierId(*tier)),
             Ask::Reopen(tier) => books.reopen(TierId(*tier)),
             Ask::Add(_) => Err("a successor does not know its file".to_owned()),
             Ask::Latency { bound } => return self.change_bound(*bound),
@@ -231,22 +229,10 @@ impl Control {
 
     /// Has a thread add a tier, and answer `peer`. Error: why not, at once.
     fn begin_add(&mut self, spec: &str, peer: File) -> Result<(), (String, File)> {
-        if let Err(why) = self.may_change_tiers().and_then(|()| self.have_migrator()) {
+        if let Err(why) = self.have_migrator() {
             return Err((why, peer));
         }
         add::begin(&self.shared, spec, peer)
-    }
-
-    /// Error: the tiers must stay those of the start.
-    fn may_change_tiers(&self) -> Result<(), String> {
-        match self.shared.options.takeovers_max {
-            0 => Ok(()),
-            _ => Err(
-                "it was started with --takeovers-max, and another manager would look for the \
-                      tiers of the start; `tiers drain` works there"
-                    .to_owned(),
-            ),
-        }
     }
 
     /// Starts `uc-migrate`, if it does not run.

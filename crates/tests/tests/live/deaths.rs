@@ -80,6 +80,7 @@ fn kill(seed: u64, kind: &str, victims: &[Role]) -> Death {
         .arg(&evidence)
         .arg("90")
         .limit(LIMIT)
+        .options(["--takeovers-max", "0"])
         .tier(&tier.replace("SPILL", &spill.to_string_lossy()))
         .timeout(60)
         .start();

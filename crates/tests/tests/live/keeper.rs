@@ -354,6 +354,7 @@ fn a_process_whose_main_thread_has_ended_is_waited_for_and_ended() {
     let mut run = Job::new("sh")
         .args(["-c", &script(20)])
         .limit(64 * MIB)
+        .options(["--takeovers-max", "0"])
         .start();
     run.until("worker", 20, |_| (!said().is_empty()).then_some(()));
     let manager = manager_of(&run).and_then(|found| Pid::from_raw(found.pid));

@@ -20,7 +20,10 @@ fn manager_of(run: &Running) -> Option<Process> {
 /// One run, killed `delay` after its manager appears. Returns how long `undercroft run` took to
 /// end.
 fn kill_once(seed: u64, tier: &str) -> Duration {
-    let mut job = Job::new(build("holdcheck")).limit(LIMIT).timeout(40);
+    let mut job = Job::new(build("holdcheck"))
+        .limit(LIMIT)
+        .options(["--takeovers-max", "0"])
+        .timeout(40);
     let scratch = tempfile::tempdir().expect("a scratch folder");
     let evidence = scratch.path().join("evidence");
     let spill = scratch.path().join("spill");

@@ -17,8 +17,13 @@ use undercroft_tests::{
     value_of,
 };
 
-/// Takeover is off unless it is asked for.
-const ON: [&str; 2] = ["--takeovers-max", "1000000"];
+/// More takeovers than the default allows.
+const MANY: [&str; 2] = ["--takeovers-max", "1000000"];
+
+/// The options of a run whose manager is killed up to `most` times: none if the default will do.
+fn allowed(most: u64) -> &'static [&'static str] {
+    if most < 900 { &[] } else { &MANY }
+}
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -179,7 +184,7 @@ fn memory_is_right_whenever_the_manager_is_killed() {
             .arg(&evidence)
             .arg(if tiers.len() == 1 { "3" } else { &seconds })
             .limit(mib / 2 * MIB)
-            .options(ON)
+            .options(allowed(most))
             .timeout(60 + most);
         for tier in tiers {
             job = job.tier(&tier.replace("SPILL", &spill));
@@ -228,7 +233,7 @@ fn programs_are_right_while_the_managers_of_all_are_killed() {
         return skip(name, "a plain run has no manager");
     }
     let most = kills(5).max(60);
-    let seconds = (4 + most / 5).to_string();
+    let seconds = (8 + most / 5).to_string();
     let scratch = tempfile::tempdir().expect("a scratch folder");
     let at = |what: &str, number: u64| scratch.path().join(format!("{what}-{number}"));
     let runs: Vec<Running> = (0..8)
@@ -240,7 +245,7 @@ fn programs_are_right_while_the_managers_of_all_are_killed() {
                     &seconds,
                 ])
                 .limit(6 * MIB)
-                .options(ON)
+                .options(allowed(most))
                 .tier("ram")
                 .tier(&format!("file:{},size=64M", at("spill", number).display()));
             start_ready(&job.timeout(60 + most))
@@ -308,7 +313,7 @@ fn address_spaces_are_right_whenever_the_manager_is_killed() {
             .args(["--threads", "2", "--footprint-mib", "32", "--dir"])
             .arg(&folder)
             .limit(20 * MIB)
-            .options(ON)
+            .options(allowed(most))
             .tier("ram")
             .tier(&format!("file:{spill},size=256M"))
             .timeout(240)
@@ -405,7 +410,7 @@ fn redis_keeps_every_value_whenever_the_manager_is_killed() {
         .arg("--dir")
         .arg(folder.path())
         .limit(20 * MIB)
-        .options(ON)
+        .options(allowed(most))
         .tier("ram")
         .tier(&format!("file:{spill},size=256M"))
         .timeout(120 + most)
@@ -447,7 +452,7 @@ fn memcached_keeps_every_value_whenever_the_manager_is_killed() {
         .args(["-p", &port.to_string(), "-l", "127.0.0.1", "-U", "0"])
         .args(["-m", "512", "-t", "4"])
         .limit(24 * MIB)
-        .options(ON)
+        .options(allowed(most))
         .tier("ram")
         .tier(
             "file:SPILL,size=256M"
@@ -517,7 +522,7 @@ fn managers_that_die_again_and_again_are_given_up_on() {
         .arg(&evidence)
         .arg("40")
         .limit(12 * MIB)
-        .options(ON)
+        .options(MANY)
         .tier("ram")
         .timeout(60)
         .start();
@@ -555,7 +560,7 @@ fn a_process_that_another_has_stopped_does_not_hold_up_a_takeover() {
     let mut run = Job::new(build("stopper"))
         .args(["12", "4"])
         .limit(12 * MIB)
-        .options(ON)
+        .options(MANY)
         .tier("ram")
         .tier(&format!("file:{spill},size=64M"))
         .timeout(60)
@@ -752,7 +757,7 @@ fn a_paused_run_keeps_its_pages_and_outlives_its_manager() {
     }
     let scratch = tempfile::tempdir().expect("a scratch folder");
     let evidence = scratch.path().join("evidence");
-    let mut run = without_end(&evidence, &ON);
+    let mut run = without_end(&evidence, &MANY);
     let pid = run.pid();
     let ask = |what: &str| {
         let job = Job::new(undercroft()).args([what, &pid.to_string()]);
