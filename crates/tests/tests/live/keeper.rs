@@ -683,11 +683,12 @@ fn cut_link(keeper: i32) {
     assert!(cut > 0, "the link is a socket");
 }
 
-/// Starts `told` and waits until it and its manager run.
+/// Starts `told` and waits until it and its manager run, which no other is to replace.
 fn told_with_manager(seconds: u32) -> (Running, i32) {
     let mut run = Job::new(build("told"))
         .arg((10 * seconds).to_string())
         .limit(64 * MIB)
+        .options(["--takeovers-max", "0"])
         .start();
     run.until("told", 20, is_ready);
     let manager = run.until("a manager", 20, manager_of).pid;
