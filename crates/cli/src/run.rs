@@ -98,17 +98,25 @@ const TAKEOVERS_MAX: u32 = 1000;
 /// How often another manager may take over. Error: it is asked for where none can.
 fn takeovers(asked: Option<u32>, tiers: &[TierSpec], traces: bool) -> Result<u32, Failure> {
     let is_remote = |tier: &TierSpec| matches!(tier, TierSpec::Remote(_));
-    let is_remote = tiers.iter().any(is_remote);
-    match asked {
-        None if is_remote || traces => Ok(0),
-        None => Ok(TAKEOVERS_MAX),
-        Some(most) if most > 0 && is_remote => Err(Failure::new(
-            status::USAGE,
-            "no manager can take over a redis tier yet",
-            "its copies would have no owner",
-            "leave --takeovers-max out",
-        )),
-        Some(most) => Ok(most),
+    let hindrance = if traces {
+        Some((
+            "no manager can continue a trace of another",
+            "its books begin anew",
+        ))
+    } else if tiers.iter().any(is_remote) {
+        let why = "its copies would have no owner";
+        Some(("no manager can take over a redis tier yet", why))
+    } else {
+        None
+    };
+    match (asked, hindrance) {
+        (Some(1..), Some((what, why))) => {
+            let fix = "leave --takeovers-max out";
+            Err(Failure::new(status::USAGE, what, why, fix))
+        }
+        (None, Some(_)) => Ok(0),
+        (None, None) => Ok(TAKEOVERS_MAX),
+        (Some(most), _) => Ok(most),
     }
 }
 

@@ -10,6 +10,7 @@ use undercroft_qos::{Asks, Could, Devices, LatencyBound, Load, Service, admit_on
 use undercroft_sys::fdpass::FDS_MAX;
 use undercroft_tier::profile::Profile;
 use undercroft_tier::shape::ShapeName;
+use undercroft_tier::spec::TierSpec;
 
 use crate::config::{Budget, Class};
 
@@ -19,6 +20,9 @@ const PATH: Nanos = Nanos(10_000);
 /// The devices of all runs; `None`: it is not known how fast they are.
 pub(crate) fn devices(tiers: &[Budget]) -> Option<Devices> {
     let (first, last) = (tiers.first()?, tiers.last()?);
+    if matches!(last.spec, TierSpec::Ram(_)) && last.spec.shape().is_none() {
+        return None; // each has memory of its own
+    }
     let device = service(last)?;
     let buffer = match tiers.len() {
         1 => None,

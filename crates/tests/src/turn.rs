@@ -1,14 +1,14 @@
-//! Turns of tests: those that measure run alone, the others two at a time. Each test in
-//! `tests/live` takes one.
+//! Turns of tests: those that measure run alone, the others three at a time. Each test in
+//! `tests/live` takes one, but for two that only sleep.
 //!
 //! Those that run beside others go first, so that a test that is to run alone need not wait for the
 //! end of one while half of the machine is idle. That works if the harness has more threads than
-//! two: `cargo xtask test` gives it some.
+//! three: `cargo xtask test` gives it some.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Tests that run beside each other at most.
-const BESIDE_MAX: usize = 2;
+const BESIDE_MAX: usize = 3;
 
 #[derive(Default)]
 struct Turns {
@@ -56,7 +56,7 @@ pub fn one_at_a_time() -> Turn {
     Turn { alone: true }
 }
 
-/// Runs a test beside one other, but beside none that measures. It checks what the program reads
+/// Runs a test beside two others, but beside none that measures. It checks what the program reads
 /// and what the report counts, never how long something takes.
 pub fn beside_others() -> Turn {
     once_not(|_| false).waiting += 1;

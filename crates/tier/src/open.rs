@@ -9,6 +9,7 @@ use undercroft_sys::mapping::SharedMemory;
 
 use crate::file::{Backing, BackingError, FileTier, FileTierError, Room};
 use crate::nvm::{NvmBacking, NvmError, NvmTier, NvmTierError};
+use crate::profile::Profile;
 use crate::ram::{RamPool, RamPoolError};
 use crate::remote::{Claimed, RemoteError, RemoteTier};
 use crate::shape::{Shape, Shaped};
@@ -73,6 +74,8 @@ pub struct OpenTier {
     device: Option<SharedDevice>,
     /// What it rings when half of what its quota leaves is full.
     bell: Option<OwnedFd>,
+    /// What was measured of its device before.
+    profile: Option<Profile>,
 }
 
 /// A file or device as it is handed over: descriptor, name, usable bytes.
@@ -105,6 +108,7 @@ impl OpenTier {
                     below: Below::Memory,
                     device: None,
                     bell: None,
+                    profile: None,
                 });
             }
             TierSpec::Nvm(nvm) => {
@@ -124,6 +128,7 @@ impl OpenTier {
                     below,
                     device: None,
                     bell: None,
+                    profile: None,
                 });
             }
         };
@@ -133,6 +138,7 @@ impl OpenTier {
             below,
             device: None,
             bell: None,
+            profile: None,
         })
     }
 
@@ -162,6 +168,7 @@ impl OpenTier {
             below,
             device: None,
             bell: None,
+            profile: None,
         })
     }
 
@@ -174,6 +181,16 @@ impl OpenTier {
         };
         self.device = Some(SharedDevice::open(name, memory)?);
         Ok(())
+    }
+
+    /// What was measured of its device before.
+    pub fn profile(&self) -> Option<&Profile> {
+        self.profile.as_ref()
+    }
+
+    /// Its device was measured before.
+    pub fn give_profile(&mut self, profile: Option<Profile>) {
+        self.profile = profile;
     }
 
     /// An eventfd: a file rings it when half of what its quota left is full. See [`Room`].

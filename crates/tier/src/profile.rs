@@ -6,12 +6,13 @@
 //! those in its `undercroft` count.
 
 use std::ffi::OsString;
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
-use rustix::fs::{FlockOperation, flock, major, minor};
+use rustix::fs::{FlockOperation, OFlags, flock, major, minor};
 use rustix::process::geteuid;
 use serde::{Deserialize, Serialize};
 
@@ -21,6 +22,12 @@ use crate::spec::TierSpec;
 const FILE_MAX: u64 = 4 << 20;
 /// More channels than any device has.
 const CHANNELS_MAX: u32 = 4096;
+/// Longer than any operation on a page takes.
+const SECONDS_MAX: f64 = 100.0;
+/// More bytes a second than any memory passes.
+const SPEED_MAX: f64 = 1e15;
+/// Others are waited for this long while they keep a profile.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 const NAME: &str = "profiles.json";
 const OF_ALL: &str = "/var/lib/undercroft";
@@ -65,10 +72,9 @@ impl Profile {
     fn is_sound(&self) -> bool {
         let times = [self.read_seconds, self.write_seconds, self.free_seconds];
         let speeds = [self.read_bytes_per_second, self.write_bytes_per_second];
-        let figures = times.iter().flat_map(|times| [times.p50, times.p99]);
-        figures
-            .chain(speeds)
-            .all(|figure| figure.is_finite() && figure >= 0.0)
+        let mut figures = times.iter().flat_map(|times| [times.p50, times.p99]);
+        figures.all(|seconds| (0.0..=SECONDS_MAX).contains(&seconds))
+            && speeds.iter().all(|speed| (0.0..=SPEED_MAX).contains(speed))
             && (self.channels).is_none_or(|count| (1..=CHANNELS_MAX).contains(&count))
     }
 }
@@ -95,6 +101,9 @@ pub enum ProfileError {
     /// The file is not what was written.
     #[error("{0} is no file of profiles ({1}); remove it and measure again")]
     Damaged(PathBuf, String),
+    /// It cannot be true.
+    #[error("the figures that were measured of {0} cannot be, so they are not kept; measure again")]
+    Unsound(String),
     /// The environment names no place.
     #[error("neither HOME nor XDG_STATE_HOME says where profiles are kept; set one of them")]
     NoPlace,
@@ -151,11 +160,11 @@ impl Profiles {
     ///
     /// Errors: the file cannot be read or written. What was kept before is still there.
     pub fn keep(&self, spec: &TierSpec, profile: &Profile) -> Result<(), ProfileError> {
+        if !profile.is_sound() {
+            return Err(ProfileError::Unsound(profile.name.clone()));
+        }
         let failed = |error| ProfileError::File(self.path(), error);
-        fs::create_dir_all(&self.0).map_err(failed)?;
-        let folder = File::open(&self.0).map_err(failed)?;
-        // Others wait until it is closed.
-        flock(&folder, FlockOperation::LockExclusive).map_err(|error| failed(error.into()))?;
+        let _folder = self.locked().map_err(failed)?;
         let kept = Kept {
             device: device_of(spec),
             profile: profile.clone(),
@@ -166,10 +175,40 @@ impl Profiles {
         self.write(&Listed { profiles }).map_err(failed)
     }
 
+    /// The folder, which is made if it is missing. Others wait until it is closed.
+    fn locked(&self) -> io::Result<File> {
+        if !self.0.is_dir() {
+            fs::create_dir_all(&self.0)?;
+            fs::set_permissions(&self.0, fs::Permissions::from_mode(0o755))?;
+        }
+        let folder = File::open(&self.0)?;
+        let begun = Instant::now();
+        // Any user may hold the lock of root's folder, so nothing waits for it without end.
+        while let Err(error) = flock(&folder, FlockOperation::NonBlockingLockExclusive) {
+            if begun.elapsed() > PATIENCE {
+                return Err(error.into());
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(folder)
+    }
+
     fn read(&self) -> Result<Vec<Kept>, ProfileError> {
         let path = self.path();
-        let file = match File::open(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        // Not to be read is as not to be there: root's may be.
+        let none = [
+            io::ErrorKind::NotFound,
+            io::ErrorKind::PermissionDenied,
+            io::ErrorKind::NotADirectory,
+        ];
+        // A pipe in its place holds up no run.
+        let flags = OFlags::NONBLOCK.bits() as i32;
+        let file = match OpenOptions::new()
+            .read(true)
+            .custom_flags(flags)
+            .open(&path)
+        {
+            Err(error) if none.contains(&error.kind()) => return Ok(Vec::new()),
             opened => opened,
         };
         let mut text = String::new();
@@ -191,8 +230,10 @@ impl Profiles {
     /// A reader sees all of it, or what was there before.
     fn write(&self, listed: &Listed) -> io::Result<()> {
         let fresh = self.0.join(format!("{NAME}.{}", std::process::id()));
+        let _: io::Result<()> = fs::remove_file(&fresh); // of one that died
         let written = || {
-            let mut file = File::create(&fresh)?;
+            // Never through a link that somebody has put there.
+            let mut file = File::create_new(&fresh)?;
             file.set_permissions(fs::Permissions::from_mode(0o644))?;
             serde_json::to_writer_pretty(&mut file, listed)?;
             file.write_all(b"\n")?;
@@ -257,6 +298,7 @@ fn device_of(spec: &TierSpec) -> String {
 /// The disk of a file or of a block device; the mount point where there is no disk; the path of any
 /// other device. The file need not exist.
 fn below(path: &Path) -> String {
+    let path = &std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let existing = path.ancestors().find_map(|at| at.canonicalize().ok());
     let Some((path, meta)) = existing.and_then(|at| Some((at.clone(), at.metadata().ok()?))) else {
         return path.display().to_string();
@@ -277,14 +319,19 @@ fn below(path: &Path) -> String {
     })
 }
 
-/// The name of a disk that the kernel has, such as `nvme0n1`; of a partition, that of its disk.
+/// The name of a disk that the kernel has, such as `nvme0n1`, and what says that it is still the
+/// same disk after a restart, where there is that. Of a partition, its disk.
 fn disk(device: u64) -> Option<String> {
     let entry = format!("/sys/dev/block/{}:{}", major(device), minor(device));
     let mut at = fs::canonicalize(entry).ok()?;
     if at.join("partition").exists() {
         at.pop();
     }
-    Some(at.file_name()?.to_str()?.to_owned())
+    let name = at.file_name()?.to_str()?;
+    let identities = ["wwid", "device/wwid", "device/serial", "serial", "dm/uuid"];
+    let read = |of| fs::read_to_string(at.join(of)).ok();
+    let found = identities.into_iter().find_map(read).unwrap_or_default();
+    Some(format!("{name} {}", found.trim()).trim_end().to_owned())
 }
 
 #[cfg(test)]
@@ -357,6 +404,8 @@ mod tests {
             good.replace("\"channels\": 4", "\"channels\": 100000"),
             good.replace("\"channels\": 4", "\"channels\": -1"),
             good.replace("1000000000.0", "-1.0"),
+            good.replace("0.00008", "1e12"),
+            good.replace("0.00008", "null"),
             good.replace("1000000000.0", "\"fast\""),
             String::new(),
         ];
@@ -368,6 +417,40 @@ mod tests {
             profiles.keep(&pool, &profile("pool", Some(4))).unwrap_err();
             assert_eq!(fs::read_to_string(profiles.path()).unwrap(), text);
         }
+    }
+
+    #[test]
+    fn what_cannot_be_is_not_kept_and_a_link_is_not_followed() {
+        let folder = tempfile::tempdir().unwrap();
+        let profiles = Profiles::at(&folder.path().join("state"));
+        let pool = spec("ram");
+        for speed in [f64::NAN, f64::INFINITY, -1.0] {
+            let mut unsound = profile("pool", None);
+            unsound.read_bytes_per_second = speed;
+            profiles.keep(&pool, &unsound).unwrap_err();
+        }
+        assert_eq!(profiles.all().unwrap(), []);
+        let victim = folder.path().join("victim");
+        fs::write(&victim, "precious").unwrap();
+        fs::create_dir_all(folder.path().join("state")).unwrap();
+        let planted = format!("profiles.json.{}", std::process::id());
+        let planted = folder.path().join("state").join(planted);
+        std::os::unix::fs::symlink(&victim, planted).unwrap();
+        profiles.keep(&pool, &profile("pool", None)).unwrap();
+        assert_eq!(fs::read_to_string(&victim).unwrap(), "precious");
+        assert_eq!(profiles.find(&pool).unwrap(), Some(profile("pool", None)));
+        // No folder: there is none to be read.
+        assert_eq!(Profiles::at(&victim).find(&pool).unwrap(), None);
+    }
+
+    #[test]
+    fn a_relative_path_is_of_the_disk_that_it_is_on() {
+        let here = std::env::current_dir().unwrap();
+        let absolute = format!("file:{}/no-such-file", here.display());
+        assert_eq!(
+            device_of(&spec("file:no-such-file")),
+            device_of(&spec(&absolute))
+        );
     }
 
     #[test]

@@ -10,6 +10,7 @@ fn undercroft(words: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_undercroft"))
         .args(words)
         .env_remove("UNDERCROFT_DIR")
+        .env("XDG_STATE_HOME", env!("CARGO_TARGET_TMPDIR"))
         .output()
         .expect("the binary runs")
 }

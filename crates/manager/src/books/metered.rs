@@ -13,13 +13,12 @@ use undercroft_policy::place::{LatencyClass, TierState};
 use undercroft_sys::nvm::MappedAs;
 use undercroft_tier::file::FileMeter;
 use undercroft_tier::nvm::NvmTier;
-use undercroft_tier::profile::{self, Profile};
+use undercroft_tier::profile::Profile;
 use undercroft_tier::remote::{RemoteMeter, RemoteTier};
 use undercroft_tier::shape::{Shape, ShapeName, Shaped, read_time};
 use undercroft_tier::spec::{RamSpec, Rated, TierSpec};
 
 use crate::gauges::latency::new_histogram;
-use crate::log::warn;
 use crate::report::Drain;
 use crate::sync::lock;
 
@@ -153,12 +152,9 @@ impl MeteredTier {
 
     /// It was asked for by this description: what it costs, of a pool its part of the limit, and
     /// what was measured before. A load takes as long as then, until reads say more.
-    pub(crate) fn of(mut self, spec: &TierSpec) -> MeteredTier {
+    pub(crate) fn of(mut self, spec: &TierSpec, profile: Option<Profile>) -> MeteredTier {
         self.rated = spec.rated();
-        self.profile = profile::known(spec).unwrap_or_else(|error| {
-            warn(&format!("what was measured before is not used: {error}"));
-            None
-        });
+        self.profile = profile;
         let is_memory = matches!(spec, TierSpec::Ram(_) | TierSpec::Nvm(_));
         if let (Some(profile), false) = (&self.profile, is_memory) {
             let load = (profile.read_seconds.p50 * 1e9) as u64;

@@ -12,6 +12,7 @@ use undercroft_sys::procfs;
 use undercroft_sys::restrict::Network;
 use undercroft_tier::file::WAITING_PAGES_MAX;
 use undercroft_tier::open::{Handed, MadeTier, OpenError, OpenTier};
+use undercroft_tier::profile::Profile;
 use undercroft_tier::shape::Shape;
 use undercroft_tier::spec::{RamSpec, TierSpec};
 
@@ -29,6 +30,8 @@ pub struct TierLaunch {
     pub device: Option<i32>,
     /// What it rings when half of what its quota leaves is full.
     pub bell: Option<i32>,
+    /// What was measured of its device before.
+    pub profile: Option<Profile>,
 }
 
 /// The capacity of a pool under a limit.
@@ -87,6 +90,7 @@ pub(crate) fn launch(tier: &OpenTier) -> TierLaunch {
         backing: below.map(|(fd, name, bytes)| (fd.as_raw_fd(), name, bytes.0)),
         device: tier.device().map(|memory| memory.as_raw_fd()),
         bell: tier.bell().map(|bell| bell.as_raw_fd()),
+        profile: tier.profile().cloned(),
     }
 }
 
@@ -130,6 +134,8 @@ pub(crate) struct Inherited {
     pub device: Option<OwnedFd>,
     /// What it rings when half of what its quota leaves is full.
     pub bell: Option<OwnedFd>,
+    /// What was measured of its device before.
+    pub profile: Option<Profile>,
 }
 
 /// Builds the tiers over inherited descriptors. They are empty.
@@ -172,7 +178,7 @@ fn made(
         };
         slots.push(if again { made.slots() } else { Vec::new() });
         let metered = metered(made, shape, options.memory_max);
-        tiers.push(metered.of(spec));
+        tiers.push(metered.of(spec, tier.profile));
     }
     Ok((tiers, slots))
 }

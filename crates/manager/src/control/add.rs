@@ -11,6 +11,7 @@ use std::thread::Builder;
 use undercroft_base::Nanos;
 use undercroft_tier::measure;
 use undercroft_tier::open::OpenTier;
+use undercroft_tier::profile;
 use undercroft_tier::shape::read_time;
 use undercroft_tier::spec::TierSpec;
 
@@ -105,7 +106,8 @@ fn add(shared: &Shared, spec: &TierSpec) -> Result<Answered, String> {
     } else {
         Some(measure::load_time(made.tier()).map_err(|error| error.to_string())?)
     };
-    let metered = tiers::metered(made, shape, limit).of(spec);
+    let profile = profile::known(spec).unwrap_or_default(); // damage was told at the start
+    let metered = tiers::metered(made, shape, limit).of(spec, profile);
     shared.books.add(match load {
         Some(load) => {
             let more = spec.shape().map_or(0, |name| read_time(name).0);

@@ -13,7 +13,7 @@ use crate::report::{Report, Snapshot};
 
 /// Version of the messages in this file: [`Launch`], [`Request`] and [`Notice`]. A keeper and a
 /// manager of different binaries must have the same.
-pub(crate) const VERSION: u64 = 4;
+pub(crate) const VERSION: u64 = 5;
 
 /// Everything that the keeper gives its manager: options, and the numbers of inherited descriptors.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -169,8 +169,8 @@ mod tests {
         "rights":{"cpus":"0-3,6","realtime":false,"moves":33554432}},
         "command":["sort","-n"],"keeper":7,"shim":["/a/shim","/a/socket"],
         "listener":3,"link":4,"status":5,"ledger":6,"ledger_chunks":512,
-        "tiers":[{"memory":7,"backing":null,"device":null,"bell":null},
-        {"memory":8,"backing":[9,"/a:b",1048576],"device":13,"bell":14}],
+        "tiers":[{"memory":7,"backing":null,"device":null,"bell":null,"profile":null},
+        {"memory":8,"backing":[9,"/a:b",1048576],"device":13,"bell":14,"profile":null}],
         "legacy":10,"handover":11,"predecessor":12}"#;
     const OTHERS: [&str; 6] = [
         r#"{"Holder":17}"#,

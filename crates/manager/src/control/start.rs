@@ -174,6 +174,7 @@ impl Memories {
                 below: backing,
                 device,
                 bell,
+                profile: tier.profile.clone(),
             });
         }
         Ok(Memories {

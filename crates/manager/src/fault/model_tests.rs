@@ -92,6 +92,7 @@ fn inherited(options: &ClientOptions) -> Vec<tiers::Inherited> {
             below,
             device: None,
             bell: None,
+            profile: None,
         }
     });
     inherited.collect()

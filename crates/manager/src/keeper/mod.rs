@@ -19,6 +19,7 @@ use undercroft_sys::signal::{
     self, Received, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGTTIN, SIGTTOU, Signals,
 };
 use undercroft_tier::open::{OpenError, OpenTier};
+use undercroft_tier::profile;
 use undercroft_wire::protocol::SOCKET_VARIABLE;
 
 use crate::books::tiers;
@@ -304,6 +305,16 @@ fn open_tiers(
     let mut tiers = tiers::open(&options.client)?;
     if let Some(held) = held {
         held.fit(&options.client.tiers, &mut tiers)?;
+    }
+    for (tier, spec) in tiers.iter_mut().zip(&options.client.tiers) {
+        match profile::known(spec) {
+            Ok(profile) => tier.give_profile(profile),
+            Err(_) if options.client.quiet => {}
+            Err(error) => {
+                voice.say(&format!("warning: what was measured is not used: {error}"));
+                break;
+            }
+        }
     }
     if !options.client.quiet {
         warn_of(&tiers, voice);

@@ -198,12 +198,8 @@ impl Succession {
 
     /// Whether a manager that lives may be replaced. Nothing is changed. Errors: why not.
     fn may_replace(&self, estate: &Estate, manager: &Manager) -> Result<(), String> {
-        if self.traces {
-            return Err("no other manager can continue the trace of --trace".to_owned());
-        }
-        let is_remote = |tier: &TierSpec| matches!(tier, TierSpec::Remote(_));
-        if estate.options().tiers.iter().any(is_remote) {
-            return Err("no manager can take over a redis tier yet".to_owned());
+        if let Some(why) = self.cannot_ever(estate) {
+            return Err(why.to_owned());
         }
         if manager.stays || manager.holder.1.has_exited() || manager.handover.is_none() {
             return Err("its manager, or the holder of its descriptors, is ending".to_owned());
@@ -259,9 +255,9 @@ impl Succession {
         voice: &mut Voice,
     ) -> Result<(), String> {
         if self.left == 0 {
-            return Err(String::new());
+            return Err(self.why_none(estate));
         }
-        let most = if self.traces || manager.holder.1.has_exited() {
+        let most = if manager.holder.1.has_exited() {
             Duration::ZERO // no other can take over in any case
         } else {
             DYING
@@ -271,9 +267,6 @@ impl Succession {
         }
         manager.log.tell(voice);
         self.left -= 1;
-        if self.traces {
-            return Err(": no other manager can continue the trace of --trace".to_owned());
-        }
         if manager.holder.1.has_exited() {
             return Err(": the holder of its descriptors (uc-fds) is dead, too".to_owned());
         }
@@ -287,6 +280,29 @@ impl Succession {
             ));
         }
         Ok(())
+    }
+
+    /// Why none is left, as the end of a sentence.
+    fn why_none(&self, estate: &Estate) -> String {
+        if let Some(why) = self.cannot_ever(estate) {
+            format!(": {why}")
+        } else if estate.options().takeovers_max > 0 {
+            ": others took over as often as --takeovers-max allows".to_owned()
+        } else {
+            String::new()
+        }
+    }
+
+    /// What no manager of this run can take over.
+    fn cannot_ever(&self, estate: &Estate) -> Option<&'static str> {
+        let is_remote = |tier: &TierSpec| matches!(tier, TierSpec::Remote(_));
+        if self.traces {
+            Some("no other manager can continue the trace of --trace")
+        } else if estate.options().tiers.iter().any(is_remote) {
+            Some("no manager can take over a redis tier yet")
+        } else {
+            None
+        }
     }
 
     fn gives_up(&self) -> Result<(), String> {

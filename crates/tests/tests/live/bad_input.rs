@@ -5,7 +5,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use undercroft_tests::{
-    Job, MIB, Outcome, build, build_static, find, one_at_a_time, plain_only, skip, undercroft,
+    Job, MIB, Outcome, beside_others, build, build_static, find, one_at_a_time, plain_only, skip,
+    undercroft,
 };
 
 /// Runs `undercroft WORDS` as they are.
@@ -151,7 +152,7 @@ fn static_binary_is_refused_with_the_reason() {
 
 #[test]
 fn exit_status_is_the_programs_own() {
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     for code in [0, 1, 3, 42, 125, 255] {
         let job = Job::new(build("touch")).args(["8", "--exit", &code.to_string()]);
         job.limit(64 * MIB).run().expect(code);
@@ -160,7 +161,7 @@ fn exit_status_is_the_programs_own() {
 
 #[test]
 fn signal_n_gives_128_plus_n() {
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     for number in [1, 6, 9, 10, 11, 15] {
         let job = Job::new(build("touch")).args(["8", "--signal", &number.to_string()]);
         job.limit(64 * MIB).run().expect(128 + number);
@@ -169,7 +170,7 @@ fn signal_n_gives_128_plus_n() {
 
 #[test]
 fn exit_status_and_output_pass_while_swapping() {
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     let outcome = Job::new(build("touch"))
         .args(["48", "--rounds", "2", "--fork", "2", "--exit", "7"])
         .limit(16 * MIB)
@@ -181,7 +182,7 @@ fn exit_status_and_output_pass_while_swapping() {
 
 #[test]
 fn standard_input_and_arguments_reach_the_program() {
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     let script = "printf '%s|' \"$@\"; cat";
     let outcome = Job::new("sh")
         .args(["-c", script, "name", "two words", "", "--memory-max", "*"])

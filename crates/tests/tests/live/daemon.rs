@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use undercroft_tests::{
-    Job, MIB, Running, build, find, one_at_a_time, plain_only, say, skip, undercroft,
+    Job, MIB, Running, beside_others, build, find, one_at_a_time, plain_only, say, skip, undercroft,
 };
 
 const MEMORY: u64 = 64 * MIB;
@@ -64,6 +64,7 @@ impl Daemon {
             .arg("--config")
             .arg(folder.join("u.toml"))
             .env("UNDERCROFT_DIR", folder)
+            .env("XDG_STATE_HOME", folder)
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
@@ -216,7 +217,7 @@ fn programs_share_memory_and_outlive_the_daemon() {
 #[test]
 fn a_program_in_a_container_is_a_client_like_others() {
     let name = "a_program_in_a_container_is_a_client_like_others";
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     if plain_only() {
         return skip(name, "a plain run has no daemon");
     }
@@ -260,7 +261,7 @@ fn a_program_in_a_container_is_a_client_like_others() {
 #[test]
 fn a_daemon_in_a_container_serves_programs_outside() {
     let name = "a_daemon_in_a_container_serves_programs_outside";
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     if plain_only() {
         return skip(name, "a plain run has no daemon");
     }
@@ -394,7 +395,7 @@ while True:
 #[test]
 fn a_run_waits_for_a_daemon_whose_socket_is_there() {
     let name = "a_run_waits_for_a_daemon_whose_socket_is_there";
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     if plain_only() {
         return skip(name, "a plain run has no daemon");
     }
@@ -456,7 +457,7 @@ fn a_run_waits_for_a_daemon_whose_socket_is_there() {
 #[test]
 fn hostile_peers_and_impossible_wishes_are_refused() {
     let name = "hostile_peers_and_impossible_wishes_are_refused";
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     if plain_only() {
         return skip(name, "a plain run has no daemon");
     }
@@ -525,7 +526,7 @@ fn hostile_peers_and_impossible_wishes_are_refused() {
 #[test]
 fn a_program_of_the_daemon_outlives_its_managers() {
     let name = "a_program_of_the_daemon_outlives_its_managers";
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     if plain_only() {
         return skip(name, "a plain run has no daemon");
     }
@@ -574,7 +575,7 @@ fn a_program_of_the_daemon_outlives_its_managers() {
 #[test]
 fn the_directory_of_a_killed_keeper_is_removed_by_the_daemon() {
     let name = "the_directory_of_a_killed_keeper_is_removed_by_the_daemon";
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     if plain_only() {
         return skip(name, "a plain run has no daemon");
     }

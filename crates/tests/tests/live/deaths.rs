@@ -74,13 +74,18 @@ fn kill(seed: u64, kind: &str, victims: &[Role]) -> Death {
         Some(kind) => (kind, build_musl("orphans").expect("asked before")),
         None => (kind, build("orphans")),
     };
+    // Another manager would take over from one that dies alone.
+    let options: &[&str] = match victims {
+        [Role::Manager] => &["--takeovers-max", "0"],
+        _ => &[],
+    };
     let mut run = Job::new(program)
         .arg(kind)
         .arg(FOOTPRINT_MIB.to_string())
         .arg(&evidence)
         .arg("90")
         .limit(LIMIT)
-        .options(["--takeovers-max", "0"])
+        .options(options)
         .tier(&tier.replace("SPILL", &spill.to_string_lossy()))
         .timeout(60)
         .start();

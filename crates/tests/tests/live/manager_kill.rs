@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use undercroft_tests::{
-    Job, MIB, Process, Running, build, mix, one_at_a_time, plain_only, say, setting, skip,
+    Job, MIB, Process, Running, beside_others, build, mix, plain_only, say, setting, skip,
 };
 
 const FOOTPRINT_MIB: u64 = 48;
@@ -60,7 +60,7 @@ fn kill_once(seed: u64, tier: &str) -> Duration {
 
 #[test]
 fn manager_killed_never_shows_zeros_or_stale_bytes() {
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     if plain_only() {
         return skip("manager_kill", "a plain run has no manager");
     }
@@ -81,7 +81,7 @@ fn manager_killed_never_shows_zeros_or_stale_bytes() {
 /// does not kill it.
 #[test]
 fn checker_passes_while_the_manager_lives() {
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     let scratch = tempfile::tempdir().expect("a scratch folder");
     let evidence = scratch.path().join("evidence");
     let outcome = Job::new(build("holdcheck"))

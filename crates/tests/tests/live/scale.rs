@@ -4,8 +4,8 @@
 use std::time::{Duration, Instant};
 
 use undercroft_tests::{
-    Job, MIB, Outcome, Running, build, descendants, is_full_size, one_at_a_time, plain_only,
-    processes, say, skip,
+    Job, MIB, Outcome, Running, beside_others, build, descendants, is_full_size, one_at_a_time,
+    plain_only, processes, say, skip,
 };
 
 /// Longest hold of the engine that a test allows, of the holder's CPU time: other programs may have
@@ -93,7 +93,7 @@ fn descriptors_do_not_grow_with_the_number_of_forks() {
         let name = "descriptors_do_not_grow_with_the_number_of_forks";
         return skip(name, "only plain");
     }
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     let count = sized(12_000);
     let words = format!("execs {count}");
     let (outcome, seen) = processes_beside_a_hog(&words, hog_and(&words));
@@ -115,7 +115,7 @@ fn few_descriptors_end_no_program() {
     if plain_only() {
         return skip("few_descriptors_end_no_program", "only plain");
     }
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     let few = [
         "sh",
         "-c",
@@ -155,7 +155,7 @@ fn forks_wait_for_a_descriptor_and_no_byte_is_lost() {
     if plain_only() {
         return skip(name, "a plain run has no manager");
     }
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     let rounds = 5;
     let mut run = Job::new(build("forks"))
         .args(["8", "60", "3"])
@@ -201,7 +201,7 @@ fn forks_wait_for_a_descriptor_and_no_byte_is_lost() {
 /// never come back.
 #[test]
 fn large_ranges_change_and_every_byte_is_right() {
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     let rounds = sized(4_000);
     let outcome = Job::new(build("ranges"))
         .args(["2", "256", &rounds, "1"])
@@ -230,7 +230,7 @@ fn a_wide_and_sparse_mapping_costs_what_is_used() {
 /// faults of many threads kept layout events from being read for ever.
 #[test]
 fn many_threads_in_half_their_memory_have_every_byte() {
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     let count = 1_000;
     let seconds = if is_full_size() { "20" } else { "4" };
     let outcome = Job::new(build("scale"))

@@ -6,7 +6,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use undercroft_tests::{Job, MIB, Running, build, one_at_a_time, plain_only, say, skip};
+use undercroft_tests::{
+    Job, MIB, Running, beside_others, build, one_at_a_time, plain_only, say, skip,
+};
 
 use crate::daemon::Daemon;
 
@@ -218,7 +220,7 @@ fn kill_manager(daemon: &Daemon, run: &Running, other: &Running, mib: u64) {
 #[test]
 fn managers_and_daemon_die_while_storage_grows() {
     let name = "managers_and_daemon_die_while_storage_grows";
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     if plain_only() {
         return skip(name, "a plain run has no daemon");
     }
