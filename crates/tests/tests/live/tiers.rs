@@ -258,12 +258,9 @@ fn what_was_measured_is_known_to_later_runs() {
         refused.errors.contains("remove it and measure again"),
         "{refused}"
     );
-    let other = Job::new(build("touch"))
-        .args(["16", "--rounds", "2"])
-        .limit(8 * MIB)
-        .tier(&file("three"))
-        .env("XDG_STATE_HOME", &state)
-        .timeout(60);
+    let other = Job::new(undercroft())
+        .args(["run", "-m", "64M", "--tier", &file("three"), "--", "true"])
+        .env("XDG_STATE_HOME", &state);
     let outcome = other.run().expect(0);
     assert!(outcome.errors.contains("is not used"), "{outcome}");
     run.signal(rustix::process::Signal::TERM);
