@@ -39,7 +39,8 @@ extern "C" fn note_pipe() {
     PIPE_WAS_IGNORED.store(is_ignored(SIGPIPE), Ordering::Relaxed);
 }
 
-fn is_ignored(number: i32) -> bool {
+/// Whether this process ignores a signal.
+pub fn is_ignored(number: i32) -> bool {
     let mut old = MaybeUninit::<libc::sigaction>::uninit();
     // SAFETY: sigaction without a new action only writes the old one into a live local.
     let told = unsafe { libc::sigaction(number, std::ptr::null(), old.as_mut_ptr()) } == 0;

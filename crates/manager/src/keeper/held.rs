@@ -11,16 +11,18 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use undercroft_base::Bytes;
 use undercroft_sys::fdpass::{self, FDS_MAX};
+use undercroft_sys::signal::{Received, SIGHUP, SIGINT, SIGQUIT, SIGTERM, Signals, is_ignored};
 use undercroft_tier::file::{Room, Taken};
 use undercroft_tier::open::{OpenError, OpenTier};
 use undercroft_tier::spec::TierSpec;
 
 use super::place::bases;
 use super::status;
+use super::voice::Voice;
 use crate::control::{Answered, Ask, Word};
 use crate::grant::{
     ADMISSION_MAX, COMMAND_BYTES_MAX, Claim, DaemonStatus, Figures, Grant, Hello, Lines, Refusal,
@@ -33,6 +35,12 @@ const ANSWER: Duration = Duration::from_secs(20);
 
 /// How long it may take to answer a new run: other clients make room first.
 const ADMISSION: Duration = Duration::from_secs(ADMISSION_MAX.as_secs() + 10);
+
+/// Signals by which a user ends a run that waits.
+const STOPPING: [i32; 4] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM];
+
+/// The user is told why, if it takes longer than this.
+const TOLD_AFTER: Duration = Duration::from_secs(2);
 
 /// Time between two questions to a daemon that ended before it answered: it may begin anew.
 const AGAIN: Duration = Duration::from_millis(50);
@@ -64,6 +72,9 @@ pub enum HeldError {
     /// A grant that cannot be used.
     #[error("the daemon's grant cannot be used: {0}")]
     Unusable(String),
+    /// This signal came meanwhile.
+    #[error("ended by signal {0} while the daemon was asked")]
+    Stopped(i32),
 }
 
 /// The figure of a refusal.
@@ -120,8 +131,12 @@ fn figures(taken: Taken) -> StorageFigures {
 }
 
 impl Held {
-    /// Asks the daemon for a grant of this class.
-    pub(super) fn ask(class: &str, options: &RunOptions) -> Result<Held, HeldError> {
+    /// Asks the daemon for a grant of this class. A user who has to wait for it is told why.
+    pub(super) fn ask(
+        class: &str,
+        options: &RunOptions,
+        waiting: &mut Waiting<'_>,
+    ) -> Result<Held, HeldError> {
         let words = options.command.iter().map(|word| word.to_string_lossy());
         let mut command = words.collect::<Vec<_>>().join(" ");
         let end = (0..=COMMAND_BYTES_MAX.min(command.len()))
@@ -139,7 +154,7 @@ impl Held {
         let until = Instant::now() + AGAIN_FOR;
         let mut begins_anew = false;
         loop {
-            match Held::greet(hello.clone(), &[]) {
+            match Held::greet(hello.clone(), &[], Some(waiting)) {
                 Err(HeldError::Ended) if Instant::now() < until => begins_anew = true,
                 Err(HeldError::Away(_)) if begins_anew && Instant::now() < until => {}
                 answer => return answer,
@@ -149,7 +164,12 @@ impl Held {
     }
 
     /// * `devices`: those of a claim.
-    fn greet(hello: Hello, devices: &[(u8, OwnedFd)]) -> Result<Held, HeldError> {
+    /// * `waiting`: how a new run waits for the answer.
+    fn greet(
+        hello: Hello,
+        devices: &[(u8, OwnedFd)],
+        waiting: Option<&mut Waiting<'_>>,
+    ) -> Result<Held, HeldError> {
         use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
         let ended = |error: io::Error| match error.kind() {
             BrokenPipe | ConnectionReset | UnexpectedEof => HeldError::Ended,
@@ -160,8 +180,11 @@ impl Held {
         let memories: Vec<_> = devices.iter().map(|(_, memory)| memory.as_fd()).collect();
         let said = line(&ToDaemon::Hello(hello.clone()));
         fdpass::send(stream.as_fd(), &said, &memories).map_err(ended)?;
-        let is_new = hello.claim.is_none();
-        let deadline = Instant::now() + if is_new { ADMISSION } else { ANSWER };
+        let mut deadline = Instant::now() + ANSWER;
+        if let Some(waiting) = waiting {
+            deadline = Instant::now() + ADMISSION;
+            waiting.wait(&stream, deadline)?;
+        }
         match receive(&stream, &mut lines, Some(deadline)).map_err(ended)? {
             (ToKeeper::Granted(grant), memories) => {
                 if grant.devices.len() != memories.len() {
@@ -401,7 +424,7 @@ impl Held {
                 claim: Some(claim),
                 ..self.hello.clone()
             };
-            if let Ok(found) = Held::greet(hello, &self.devices) {
+            if let Ok(found) = Held::greet(hello, &self.devices, None) {
                 *self = Held {
                     grant: Grant {
                         tiers: std::mem::take(&mut self.grant.tiers),
@@ -448,6 +471,64 @@ fn connect() -> Option<UnixStream> {
 
 fn send(mut stream: &UnixStream, message: &ToDaemon) -> io::Result<()> {
     stream.write_all(&line(message))
+}
+
+/// How a new run waits for its grant: the user is told why, and may end it.
+pub(super) struct Waiting<'a> {
+    pub signals: &'a Signals,
+    /// `None`: the user wants to hear nothing.
+    pub voice: Option<&'a Voice>,
+    /// Signals that came meanwhile and end nothing.
+    pub early: Vec<Received>,
+}
+
+impl Waiting<'_> {
+    /// Waits until there is something to read, or `deadline` has passed. Errors: a signal ends the
+    /// run.
+    fn wait(&mut self, stream: &UnixStream, deadline: Instant) -> Result<(), HeldError> {
+        let mut told = Instant::now() + TOLD_AFTER;
+        loop {
+            let left = told.min(deadline).saturating_duration_since(Instant::now());
+            let left = Timespec::try_from(left).ok();
+            let mut polled = [
+                PollFd::new(stream, PollFlags::IN),
+                PollFd::new(self.signals, PollFlags::IN),
+            ];
+            if poll(&mut polled, left.as_ref()) == Err(Errno::INTR) {
+                continue;
+            }
+            let is_readable = !polled[0].revents().is_empty();
+            self.take_signals()?;
+            let now = Instant::now();
+            if is_readable || now >= deadline {
+                return Ok(());
+            }
+            if now >= told {
+                told = deadline;
+                self.tell();
+            }
+        }
+    }
+
+    fn take_signals(&mut self) -> Result<(), HeldError> {
+        while let Some(received) = self.signals.next() {
+            let number = received.number;
+            if STOPPING.contains(&number) && !is_ignored(number) {
+                return Err(HeldError::Stopped(number));
+            }
+            self.early.push(received);
+        }
+        Ok(())
+    }
+
+    fn tell(&self) {
+        if let Some(voice) = self.voice {
+            let most = ADMISSION.as_secs();
+            voice.say(&format!(
+                "waiting for memory: the daemon has other runs give some back ({most} s at most)"
+            ));
+        }
+    }
 }
 
 /// The next message, and the descriptors that came until then. Errors: the connection ended,

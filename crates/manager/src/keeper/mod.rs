@@ -38,7 +38,7 @@ pub mod upgrade;
 mod voice;
 
 use estate::Estate;
-use held::{Held, HeldError};
+use held::{Held, HeldError, Waiting};
 use passing::Scene;
 use place::{PlaceError, RunDir, SHIM_LINK, SHIM_SOCKET, SHIM_STEM, STATUS_SOCKET};
 use said::{Log, notice_by};
@@ -235,7 +235,16 @@ fn try_run(
 ) -> Result<End, RunError> {
     process::become_subreaper()?;
     let dir = RunDir::create()?;
-    let (options, mut held) = ask_daemon(options)?;
+    let mut waiting = Waiting {
+        signals,
+        voice: (!options.client.quiet).then_some(voice),
+        early: Vec::new(),
+    };
+    let (options, mut held) = match ask_daemon(options, &mut waiting) {
+        Err(HeldError::Stopped(number)) => return Ok(End::Signal(number)),
+        asked => asked?,
+    };
+    let mut early = waiting.early;
     let options = &options;
     let tiers = open_tiers(options, held.as_mut(), voice)?;
     let mut estate = Estate::make(options, &dir, tiers)?;
@@ -246,7 +255,7 @@ fn try_run(
         return Err(why.into());
     }
     let started = Instant::now();
-    let early: Vec<Received> = std::iter::from_fn(|| signals.next()).collect();
+    early.extend(std::iter::from_fn(|| signals.next()));
     let mut program = match start_program(options, &dir, signals) {
         Ok(program) => program,
         Err(error) => {
@@ -323,11 +332,14 @@ fn open_tiers(
 }
 
 /// The options with what the daemon grants, if it is to be asked.
-fn ask_daemon(options: &RunOptions) -> Result<(RunOptions, Option<Held>), HeldError> {
+fn ask_daemon(
+    options: &RunOptions,
+    waiting: &mut Waiting<'_>,
+) -> Result<(RunOptions, Option<Held>), HeldError> {
     let Some(class) = &options.daemon else {
         return Ok((options.clone(), None));
     };
-    let held = Held::ask(class, options)?;
+    let held = Held::ask(class, options, waiting)?;
     Ok((held.options(options)?, Some(held)))
 }
 

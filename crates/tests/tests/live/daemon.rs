@@ -440,6 +440,16 @@ fn a_run_waits_for_a_daemon_whose_socket_is_there() {
     assert!(refused.errors.contains("ListenStream="), "{refused}");
     let other = tempfile::tempdir().expect("a scratch folder");
     let _listens = UnixListener::bind(other.path().join("daemon.sock")).expect("a socket");
+    // Nothing answers there: a run says that it waits, and ends when its user wants it.
+    let mut waits = Job::new(undercroft())
+        .args(["run", "--daemon", "--", "true"])
+        .env("UNDERCROFT_DIR", other.path())
+        .start();
+    waits.until("what it waits for", 20, |run| {
+        run.errors().contains("waiting for memory").then_some(())
+    });
+    waits.signal(rustix::process::Signal::TERM);
+    assert_eq!(waits.wait().code(), Some(143), "it ends by the signal");
     let refused = Job::new(undercroft())
         .args(["daemon", "--config"])
         .arg(path.join("u.toml"))

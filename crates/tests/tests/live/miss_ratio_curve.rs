@@ -1,7 +1,7 @@
 //! The miss-ratio curve of a run, beside runs under the other limits.
 
 use undercroft_tests::{
-    Job, MIB, Outcome, build, one_at_a_time, plain_only, say, skip, undercroft,
+    Job, MIB, Outcome, beside_others, build, one_at_a_time, plain_only, say, skip, undercroft,
 };
 
 /// Goes four times round 96 MiB whose words are checked, over a file.
@@ -62,7 +62,7 @@ fn curve_of_one_run_is_near_the_faults_of_runs_under_other_limits() {
 #[test]
 fn status_shows_other_limits_while_the_program_runs() {
     let name = "status_shows_other_limits_while_the_program_runs";
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     if plain_only() {
         return skip(name, "a plain run has no status");
     }

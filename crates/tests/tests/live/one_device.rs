@@ -5,7 +5,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 use serde_json::Value;
-use undercroft_tests::{Job, MIB, Outcome, Running, build, one_at_a_time, plain_only, say, skip};
+use undercroft_tests::{
+    Job, MIB, Outcome, Running, beside_others, build, one_at_a_time, plain_only, say, skip,
+};
 
 use super::daemon::Daemon;
 
@@ -111,7 +113,7 @@ fn looping(daemon: &Daemon, class: &str) -> Running {
 #[test]
 fn one_control_keeps_the_bounds_of_all_programs_of_a_daemon() {
     let name = "one_control_keeps_the_bounds_of_all_programs_of_a_daemon";
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     if plain_only() {
         return skip(name, "a plain run has no daemon");
     }

@@ -1,6 +1,8 @@
 //! Policies that decide while a program runs: they must have decided, and every byte must be right.
 
-use undercroft_tests::{Job, MIB, Outcome, build, find, mix, one_at_a_time, plain_only, say, skip};
+use undercroft_tests::{
+    Job, MIB, Outcome, beside_others, build, find, mix, one_at_a_time, plain_only, say, skip,
+};
 
 /// Goes round memory whose words are checked, over a pool and a file. The pool is too small for all
 /// of it.
@@ -47,7 +49,7 @@ fn worth_moves_pages_between_pool_and_file_and_loses_no_byte() {
 #[test]
 fn auto_has_faults_in_both_samples_and_loses_no_byte() {
     let name = "auto_has_faults_in_both_samples_and_loses_no_byte";
-    let _turn = one_at_a_time();
+    let _turn = beside_others();
     if plain_only() {
         return skip(name, "a plain run has no policy");
     }
