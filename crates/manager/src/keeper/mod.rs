@@ -96,9 +96,12 @@ pub fn run(options: &RunOptions) -> i32 {
         }
     };
     let ended = try_run(options, given, &signals, &mut voice);
-    let status = ended.unwrap_or_else(|error| {
-        voice.say(&error.to_string());
-        End::Status(OUR_FAILURE)
+    let status = ended.unwrap_or_else(|error| match error {
+        RunError::Held(HeldError::Stopped(number)) => End::Signal(number),
+        error => {
+            voice.say(&error.to_string());
+            End::Status(OUR_FAILURE)
+        }
     });
     voice.end();
     match status {
@@ -235,16 +238,7 @@ fn try_run(
 ) -> Result<End, RunError> {
     process::become_subreaper()?;
     let dir = RunDir::create()?;
-    let mut waiting = Waiting {
-        signals,
-        voice: (!options.client.quiet).then_some(voice),
-        early: Vec::new(),
-    };
-    let (options, mut held) = match ask_daemon(options, &mut waiting) {
-        Err(HeldError::Stopped(number)) => return Ok(End::Signal(number)),
-        asked => asked?,
-    };
-    let mut early = waiting.early;
+    let (options, mut held, mut early) = ask_daemon(options, signals, voice)?;
     let options = &options;
     let tiers = open_tiers(options, held.as_mut(), voice)?;
     let mut estate = Estate::make(options, &dir, tiers)?;
@@ -331,16 +325,22 @@ fn open_tiers(
     Ok(tiers)
 }
 
-/// The options with what the daemon grants, if it is to be asked.
+/// The options with what the daemon grants, if it is to be asked. And signals that came meanwhile.
 fn ask_daemon(
     options: &RunOptions,
-    waiting: &mut Waiting<'_>,
-) -> Result<(RunOptions, Option<Held>), HeldError> {
+    signals: &Signals,
+    voice: &Voice,
+) -> Result<(RunOptions, Option<Held>, Vec<Received>), HeldError> {
     let Some(class) = &options.daemon else {
-        return Ok((options.clone(), None));
+        return Ok((options.clone(), None, Vec::new()));
     };
-    let held = Held::ask(class, options, waiting)?;
-    Ok((held.options(options)?, Some(held)))
+    let mut waiting = Waiting {
+        signals,
+        voice: (!options.client.quiet).then_some(voice),
+        early: Vec::new(),
+    };
+    let held = Held::ask(class, options, &mut waiting)?;
+    Ok((held.options(options)?, Some(held), waiting.early))
 }
 
 /// Passes on what came before there was a program: its terminal could not send it to it.
