@@ -135,6 +135,18 @@ struct Split {
     below: Below,
 }
 
+impl Split {
+    /// What the refaults seen would have cost, in nanoseconds, if copies had `copies` pages of
+    /// DRAM.
+    fn cost(&self, refaults: &Nearer, copies: f64) -> f64 {
+        let gained = self.now - copies;
+        let kept = gained + copies * self.ratio;
+        // The resident pages that would have to go are used as often as those that went last.
+        let loads = refaults.than(kept) - refaults.than(gained) + refaults.than(-gained);
+        loads * (FAULT_NS + self.memory_ns + COPY_NS) + self.below.cost(refaults, kept)
+    }
+}
+
 /// The tiers below, fastest first: pages that each holds, and nanoseconds to load one.
 #[derive(Default)]
 struct Below {
@@ -153,14 +165,17 @@ impl Below {
         below
     }
 
-    /// The mean cost of a refault, loads only. `near`: its part that needs no tier of these.
-    /// `within(pages)`: its part that needs none beyond so much more.
-    fn cost(&self, near: f64, within: impl Fn(f64) -> f64) -> f64 {
-        let (mut cost, mut so_far, mut pages) = (0.0, near, 0.0);
+    /// The cost of the refaults beyond `gone` pages more, loads only.
+    fn cost(&self, refaults: &Nearer, gone: f64) -> f64 {
+        let (mut cost, mut so_far, mut pages) = (0.0, refaults.than(gone), 0.0);
         for (at, (holds, load_ns)) in self.tiers[..self.count].iter().enumerate() {
             pages += holds;
             let last = at + 1 == self.count;
-            let to = if last { 1.0 } else { within(pages).max(so_far) };
+            let to = if last {
+                refaults.all
+            } else {
+                refaults.than(gone + pages)
+            };
             cost += (to - so_far) * (FAULT_NS + load_ns);
             so_far = to;
         }
@@ -168,42 +183,50 @@ impl Below {
     }
 }
 
-impl Worth {
-    /// What the refaults seen would have cost, in nanoseconds, if copies had `copies` pages of
-    /// DRAM.
-    fn cost(&self, split: &Split, copies: f64) -> f64 {
-        let gained = split.now - copies;
-        let held = copies * split.ratio;
-        let bucket = f64::from(1u32 << self.width);
-        let mut cost = 0.0;
-        for (at, count) in self.refaults.iter().enumerate() {
-            let (count, from) = (f64::from(*count), at as f64 * bucket);
-            let last = at + 1 == BUCKETS;
-            // The part of the bucket nearer than `to`.
-            let within = |to: f64| match (last, ((to - from) / bucket).clamp(0.0, 1.0)) {
-                (true, _) => 0.0,
-                (false, part) => part,
-            };
-            let (hits, near) = (within(gained), within(gained + held));
-            cost += count * (near - hits) * (FAULT_NS + split.memory_ns + COPY_NS);
-            cost += count * split.below.cost(near, |more| within(gained + held + more));
-            // The resident pages that would have to go are used as often as those that went last.
-            let lost = within(-gained);
-            cost += count * lost * (FAULT_NS + split.memory_ns + COPY_NS);
+/// How many refaults are nearer than a distance. Those of a class are spread evenly over it.
+struct Nearer {
+    /// In the classes before each; the last has no upper end.
+    before: [f64; BUCKETS],
+    all: f64,
+    /// Pages of a class.
+    bucket: f64,
+}
+
+impl Nearer {
+    fn of(refaults: &[u32; BUCKETS], width: u32) -> Nearer {
+        let (mut before, mut all) = ([0.0; BUCKETS], 0.0);
+        for (at, count) in refaults.iter().enumerate() {
+            before[at] = all;
+            all += f64::from(*count);
         }
-        cost
+        Nearer {
+            before,
+            all,
+            bucket: f64::from(1u32 << width),
+        }
     }
 
+    /// O(1).
+    fn than(&self, distance: f64) -> f64 {
+        let at = (distance / self.bucket).clamp(0.0, (BUCKETS - 1) as f64);
+        let class = (at as usize).min(BUCKETS - 2);
+        let (from, to) = (self.before[class], self.before[class + 1]);
+        from + (to - from) * (at - class as f64)
+    }
+}
+
+impl Worth {
     /// Decides anew.
     fn decide(&mut self, split: &Split, most: Bytes) {
         let page = PAGE_BYTES as f64;
         let before = self.target.unwrap_or(most).0.min(most.0) as f64 / page;
         let top = most.0 as f64 / page;
-        let (mut best, mut least) = (before, self.cost(split, before));
+        let refaults = Nearer::of(&self.refaults, self.width);
+        let (mut best, mut least) = (before, split.cost(&refaults, before));
         least -= least / GAIN_PART as f64;
         for step in 0..=SPLITS {
             let copies = top * step as f64 / SPLITS as f64;
-            let cost = self.cost(split, copies);
+            let cost = split.cost(&refaults, copies);
             if cost < least {
                 (best, least) = (copies, cost);
             }
