@@ -442,6 +442,63 @@ mod tests {
         found
     }
 
+    /// The cost by its definition: class by class, each spread evenly over its distances.
+    fn cost_by_classes(refaults: &[u32; BUCKETS], width: u32, split: &Split, copies: f64) -> f64 {
+        let gained = split.now - copies;
+        let kept = gained + copies * split.ratio;
+        let bucket = f64::from(1u32 << width);
+        let mut cost = 0.0;
+        for (at, count) in refaults.iter().enumerate() {
+            let spread = if at + 1 == BUCKETS { 0.0 } else { 1.0 };
+            let within = |to: f64| spread * ((to - at as f64 * bucket) / bucket).clamp(0.0, 1.0);
+            let copied = within(kept) - within(gained) + within(-gained);
+            let mut each = copied * (FAULT_NS + split.memory_ns + COPY_NS);
+            let (mut so_far, mut pages) = (within(kept), 0.0);
+            for (tier, (holds, load_ns)) in
+                split.below.tiers[..split.below.count].iter().enumerate()
+            {
+                pages += holds;
+                let is_last = tier + 1 == split.below.count;
+                let to = if is_last { 1.0 } else { within(kept + pages) };
+                each += (to - so_far) * (FAULT_NS + load_ns);
+                so_far = to;
+            }
+            cost += f64::from(*count) * each;
+        }
+        cost
+    }
+
+    #[test]
+    fn a_split_costs_what_its_classes_cost() {
+        let mut random = undercroft_seeded::Random::new(7);
+        for _ in 0..200 {
+            let refaults: [u32; BUCKETS] = std::array::from_fn(|_| random.below(50) as u32);
+            let width = random.below(6) as u32;
+            let mut number = |most: u64| random.below(most) as f64;
+            let mut below = Below::default();
+            below.count = 1 + number(3) as usize;
+            for tier in 0..below.count {
+                below.tiers[tier] = (number(3_000), number(100_000));
+            }
+            let split = Split {
+                limit: 4_000.0,
+                now: number(4_000),
+                ratio: 1.0 + number(400) / 100.0,
+                memory_ns: number(10_000),
+                below,
+            };
+            for step in 0..=SPLITS {
+                let copies = 4_000.0 * step as f64 / SPLITS as f64;
+                let expected = cost_by_classes(&refaults, width, &split, copies);
+                let cost = split.cost(&Nearer::of(&refaults, width), copies);
+                assert!(
+                    (cost - expected).abs() <= expected * 1e-9,
+                    "{cost}, not {expected}"
+                );
+            }
+        }
+    }
+
     #[test]
     fn copies_of_pages_that_come_back_at_once_get_nothing() {
         let found = targets(12, LIMIT.0 / 2, |dram| match dram {
