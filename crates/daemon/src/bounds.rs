@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use undercroft_manager::grant::{Bound, Goes, MemberLatency, PageIns, Turn};
 use undercroft_qos::{Asks, Control, Out, QueueLimits, place};
+use undercroft_tier::profile::channels;
 use undercroft_tier::spec::TierSpec;
 
 use crate::config::Budget;
@@ -27,9 +28,6 @@ const WINDOW: Duration = Duration::from_secs(1);
 
 /// A window ends without figures that are later than this.
 const LATE: Duration = Duration::from_millis(400);
-
-/// Channels that a device is thought to have of which none were measured, as in a run.
-const CHANNELS: u32 = 9;
 
 /// The bounds of clients, by the numbers of their connections.
 pub(crate) struct Bounds {
@@ -51,9 +49,7 @@ impl Bounds {
         if matches!(last.spec, TierSpec::Ram(_)) {
             return None;
         }
-        let emulated = last.spec.shape().map(|name| name.profile().channels);
-        let channels = emulated.or_else(|| last.profile.as_ref()?.channels);
-        let channels = channels.unwrap_or(CHANNELS);
+        let channels = channels(last.spec.shape(), last.profile.as_ref());
         let has_buffer = tiers.len() > 1;
         let limits = QueueLimits::of_device(channels, has_buffer);
         Some(Bounds {

@@ -16,6 +16,7 @@ use rustix::fs::{FlockOperation, OFlags, flock, major, minor};
 use rustix::process::geteuid;
 use serde::{Deserialize, Serialize};
 
+use crate::shape::ShapeName;
 use crate::spec::TierSpec;
 
 /// Most bytes of the file that are read: some thousand profiles.
@@ -258,6 +259,15 @@ pub fn known(spec: &TierSpec) -> Result<Option<Profile>, ProfileError> {
     Ok(None)
 }
 
+/// Channels that a device is thought to have of which none were measured. NVSwap's had nine.
+const CHANNELS: u32 = 9;
+
+/// The channels of a device: those of its shape, or as they were measured, or a guess.
+pub fn channels(shape: Option<ShapeName>, profile: Option<&Profile>) -> u32 {
+    let emulated = shape.map(|shape| shape.profile().channels);
+    emulated.or_else(|| profile?.channels).unwrap_or(CHANNELS)
+}
+
 /// Where profiles are looked for, the first place first.
 pub fn places() -> Vec<Profiles> {
     let mut places: Vec<Profiles> = Profiles::of_user().into_iter().collect();
@@ -441,6 +451,19 @@ mod tests {
         assert_eq!(profiles.find(&pool).unwrap(), Some(profile("pool", None)));
         // No folder: there is none to be read.
         assert_eq!(Profiles::at(&victim).find(&pool).unwrap(), None);
+    }
+
+    #[test]
+    fn channels_are_those_of_the_shape_or_measured_or_nine() {
+        let measured = profile("disk", Some(3));
+        let shape: ShapeName = "nvme".parse().unwrap();
+        assert_eq!(
+            channels(Some(shape), Some(&measured)),
+            shape.profile().channels
+        );
+        assert_eq!(channels(None, Some(&measured)), 3);
+        assert_eq!(channels(None, Some(&profile("pool", None))), 9);
+        assert_eq!(channels(None, None), 9);
     }
 
     #[test]

@@ -9,6 +9,7 @@ use undercroft_qos::tail::BUCKETS;
 use undercroft_qos::{
     self as qos, Capacity, Demand, LatencyBound, Misses, Monitor, QueueLimits, Refused, Unkeepable,
 };
+use undercroft_tier::profile::channels;
 
 use super::Control;
 use super::launch::Answered;
@@ -22,9 +23,6 @@ use crate::report::{BoundControl, BoundReport};
 
 /// Least time of a window. The paper's monitor has windows of a second, too (NVSwap Fig. 6).
 const WINDOW: Duration = Duration::from_secs(1);
-
-/// Channels that a device is thought to have of which none were measured. The paper measured nine.
-const CHANNELS: u32 = 9;
 
 /// The only client of the control.
 const CLIENT: usize = 0;
@@ -40,11 +38,9 @@ pub(super) struct Devices {
 impl Devices {
     /// The last tier is the regular zone. The first is the buffer, if it is another.
     pub(super) fn of(tiers: &Tiers, turns: bool) -> Devices {
-        let channels = tiers.ranked().next_back().and_then(|last| {
-            let emulated = last.shape.map(|shape| shape.profile().channels);
-            emulated.or_else(|| last.profile.as_ref()?.channels)
-        });
-        let channels = channels.unwrap_or(CHANNELS);
+        let last = tiers.ranked().next_back();
+        let (shape, profile) = last.map_or((None, None), |it| (it.shape, it.profile.as_ref()));
+        let channels = channels(shape, profile);
         let has_buffer = tiers.ranks().count() > 1;
         Devices {
             limits: QueueLimits::of_device(channels, has_buffer),
