@@ -475,8 +475,10 @@ mod tests {
             let refaults: [u32; BUCKETS] = std::array::from_fn(|_| random.below(50) as u32);
             let width = random.below(6) as u32;
             let mut number = |most: u64| random.below(most) as f64;
-            let mut below = Below::default();
-            below.count = 1 + number(3) as usize;
+            let mut below = Below {
+                count: 1 + number(3) as usize,
+                ..Below::default()
+            };
             for tier in 0..below.count {
                 below.tiers[tier] = (number(3_000), number(100_000));
             }
