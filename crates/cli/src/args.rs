@@ -131,7 +131,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "SIZE", default_value = "4K", value_parser = values::page_size)]
     pub page_size: Bytes,
 
-    /// Policy that chooses the pages to evict: active_inactive, auto, clock, clock_w or lru
+    /// Policy that chooses the pages to evict: auto, active_inactive, clock, clock_w or lru
     #[arg(long = "policy", value_name = "NAME")]
     #[arg(default_value = values::RECLAIM_DEFAULT)]
     pub reclaim: ReclaimName,

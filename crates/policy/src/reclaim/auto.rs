@@ -71,13 +71,14 @@ impl Default for Auto {
 impl Auto {
     /// Empty.
     pub fn new() -> Auto {
+        let duel = Duel::new();
         let mut others = TwoLists::new(List::A, List::B);
-        others.set_recency(true);
+        others.set_recency(duel.rule() == Rule::Recency);
         Auto {
             lists: PageLists::new(),
             frequent: TwoLists::new(List::B, List::C),
             others,
-            duel: Duel::new(),
+            duel,
             sampled: 0,
             seen: 0,
         }

@@ -2,8 +2,8 @@
 //!
 //! The cost of a sample is what is loaded into it: 1 for a fault, 1/16 for a page that came along
 //! with another. Recent costs are compared, because programs change. The rule in force changes when
-//! the other one's sample costs less by more than chance: by 3 standard deviations of a count, and
-//! by a ninth.
+//! the other one's sample costs less by more than chance: by 6 standard deviations of a count, and
+//! by a ninth. Faults come in clusters, so their number varies more than a count of single ones.
 //!
 //! A sample does not show one thing. A rule that keeps a page here and there leaves holes in the
 //! streams of the program. Prefetch then finds no trend, and every page is a fault, in both
@@ -30,7 +30,7 @@ const FAULT: u64 = 16;
 /// Costs that are remembered: of this many faults.
 const FAULTS_MAX: u64 = 512;
 /// A difference counts from this many standard deviations on, squared.
-const SIGMA_SQUARED: u64 = 9;
+const SIGMA_SQUARED: u64 = 36;
 /// Once the costs pass that of [`FAULTS_MAX`] faults, each loses one part in this.
 const FADE: u64 = 8;
 /// When the rule changes, each cost keeps one part in this.
@@ -62,12 +62,13 @@ pub(super) struct Duel {
 }
 
 impl Duel {
-    /// No costs yet. Recency is in force: until pages come back, both rules do the same.
+    /// No costs yet. Frequency is in force: short programs end before there is evidence, and fault
+    /// less with it.
     pub(super) fn new() -> Duel {
         Duel {
-            rule: Rule::Recency,
+            rule: Rule::Frequency,
             costs: [0; 2],
-            shares: [Some(WHOLE / 2), None],
+            shares: [None, Some(WHOLE / 2)],
             faults: [0; 2],
             changes: 0,
             loaded: 0,
@@ -153,12 +154,12 @@ mod tests {
     #[test]
     fn rule_changes_when_its_sample_faults_more() {
         let mut duel = Duel::new();
-        assert_eq!(fault(&mut duel, Rule::Recency, 9), 0, "chance");
-        assert_eq!(fault(&mut duel, Rule::Recency, 1), 1);
-        assert_eq!(duel.rule(), Rule::Frequency);
+        assert_eq!(fault(&mut duel, Rule::Frequency, 36), 0, "chance");
+        assert_eq!(fault(&mut duel, Rule::Frequency, 1), 1);
+        assert_eq!(duel.rule(), Rule::Recency);
         let choice = duel.choice();
-        assert_eq!((choice.name, choice.changes), ("active_inactive", 1));
-        assert_eq!(choice.sample_faults, [10, 0]);
+        assert_eq!((choice.name, choice.changes), ("lru", 1));
+        assert_eq!(choice.sample_faults, [0, 37]);
     }
 
     #[test]
@@ -173,10 +174,10 @@ mod tests {
     #[test]
     fn long_past_does_not_delay_a_change() {
         let mut duel = Duel::new();
-        fault(&mut duel, Rule::Frequency, 100_000);
+        fault(&mut duel, Rule::Recency, 100_000);
         let mut faults = 0;
-        while duel.rule() == Rule::Recency {
-            fault(&mut duel, Rule::Recency, 1);
+        while duel.rule() == Rule::Frequency {
+            fault(&mut duel, Rule::Frequency, 1);
             faults += 1;
         }
         assert!(faults < 1000, "{faults}");
@@ -185,11 +186,11 @@ mod tests {
     #[test]
     fn prefetched_pages_cost_a_sixteenth() {
         let mut duel = Duel::new();
-        for _ in 0..16 * 9 {
-            assert!(!duel.sample_loaded(Rule::Recency, false));
+        for _ in 0..16 * 36 {
+            assert!(!duel.sample_loaded(Rule::Frequency, false));
         }
         assert_eq!(duel.choice().sample_faults, [0, 0]);
-        assert_eq!(fault(&mut duel, Rule::Recency, 1), 1);
+        assert_eq!(fault(&mut duel, Rule::Frequency, 1), 1);
     }
 
     #[test]
@@ -201,19 +202,19 @@ mod tests {
             }
         };
         load(&mut duel, 10);
-        fault(&mut duel, Rule::Recency, 10);
-        assert_eq!(duel.rule(), Rule::Frequency);
-        load(&mut duel, 2);
-        for _ in 0..100 {
-            fault(&mut duel, Rule::Recency, 1);
-            fault(&mut duel, Rule::Frequency, 1);
-        }
+        fault(&mut duel, Rule::Frequency, 40);
         assert_eq!(duel.rule(), Rule::Recency);
+        load(&mut duel, 2);
+        for _ in 0..200 {
+            fault(&mut duel, Rule::Frequency, 1);
+            fault(&mut duel, Rule::Recency, 1);
+        }
+        assert_eq!(duel.rule(), Rule::Frequency);
         // It is remembered.
         load(&mut duel, 10);
         for _ in 0..1000 {
-            fault(&mut duel, Rule::Recency, 3);
-            fault(&mut duel, Rule::Frequency, 2);
+            fault(&mut duel, Rule::Frequency, 3);
+            fault(&mut duel, Rule::Recency, 2);
         }
         assert_eq!(duel.choice().changes, 2);
     }

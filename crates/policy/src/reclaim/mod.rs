@@ -108,7 +108,7 @@ pub trait Reclaim: Send {
 }
 
 /// The reclaim policies a user can name; the first is the default.
-pub const NAMES: [&str; 5] = ["active_inactive", "auto", "clock", "clock_w", "lru"];
+pub const NAMES: [&str; 5] = ["auto", "active_inactive", "clock", "clock_w", "lru"];
 
 /// Makes an empty policy. Errors: an unknown name; the message lists the valid ones.
 pub fn by_name(name: &str) -> Result<Box<dyn Reclaim>, UnknownPolicy> {

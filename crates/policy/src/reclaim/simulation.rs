@@ -1,4 +1,4 @@
-//! Tests that the default policy misses less than FIFO, on seeded reference patterns.
+//! Tests that `active_inactive` misses less than FIFO, on seeded reference patterns.
 
 use undercroft_base::{PageCount, PageNo};
 

@@ -31,7 +31,10 @@ const FIXED: [Fixed; 9] = [
     policy("undercroft-lru", &["--policy", "lru"]),
     policy("undercroft-clock", &["--policy", "clock"]),
     policy("undercroft-clock_w", &["--policy", "clock_w"]),
-    policy("undercroft-auto", &["--policy", "auto"]),
+    policy(
+        "undercroft-active_inactive",
+        &["--policy", "active_inactive"],
+    ),
     file("undercroft-share-0", &[]),
     share("undercroft-share-25", 25),
     share("undercroft-share-50", 50),
