@@ -22,7 +22,7 @@ use super::{FAULT_THREAD, Placement};
 use crate::signals::Signals;
 
 /// Time between two looks.
-const TICK: Duration = Duration::from_millis(10);
+const TICK: Duration = Duration::from_millis(15);
 
 /// The same while no thread but the control thread runs or waits for a CPU. A look costs some 100
 /// us, and an idle run should cost next to nothing.
