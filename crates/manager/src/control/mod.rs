@@ -32,7 +32,7 @@ use undercroft_sys::process::{self, PidFd};
 use undercroft_sys::procfs::Statm;
 use undercroft_sys::uffd::UffdDevice;
 
-use self::beside::Presence;
+use self::beside::{Presence, Strays};
 use self::bound::Bound;
 use self::ending::Mark;
 use self::handshake::Greetings;
@@ -98,6 +98,7 @@ struct Control {
     /// Epoll of the pidfds of all processes that have announced themselves.
     ends: OwnedFd,
     presence: Presence,
+    strays: Strays,
     /// The thread that moves pages between tiers runs.
     migrates: bool,
     /// The latency bound of the run, if it has one.
@@ -169,6 +170,7 @@ impl Control {
             drop(fds);
             let runs = |process: &Process| process.has_running_identity() && process.has_agent();
             self.note_presence(self.shared.processes.any(runs));
+            self.look_for_strays();
             self.forget_some(ready[6]);
             if ready[5] {
                 self.note_ends();

@@ -5,6 +5,7 @@
 //! test compares them. A new field keeps `schema_version`; a field that is renamed or removed
 //! raises it.
 
+mod bound;
 mod cost;
 mod curve;
 mod now;
@@ -17,13 +18,13 @@ use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 use undercroft_base::{Bytes, Nanos, Price, TierInfo, TierKind, TierUsage};
 use undercroft_engine::Stats;
-use undercroft_qos::Monitor;
 use undercroft_sys::nvm::MappedAs;
 use undercroft_tier::file::FileCounts;
 use undercroft_tier::remote::RemoteCounts;
 use undercroft_tier::shape::ShapeName;
 use undercroft_tier::spec::Rated;
 
+pub use bound::{BoundControl, BoundReport};
 pub use cost::{CostReport, TierCost, TierUse, TierWear};
 pub use curve::{LimitPoint, MissRatioCurve};
 pub use now::{PressureReport, Rates, Slabs, Snapshot, StallBoundReport, TierSnapshot};
@@ -89,6 +90,9 @@ pub struct Report {
     /// False when no process of the program was reached, or none for two seconds and more: the
     /// limit did not hold.
     pub managed: bool,
+    /// Most processes at once that were not managed for two seconds and more, although others were.
+    #[serde(default)]
+    pub unmanaged_processes_peak: u64,
     /// The choices made.
     pub policies: Policies,
     /// The engine's counters.
@@ -188,75 +192,6 @@ pub struct Quantiles {
     pub p999: f64,
     /// The slowest.
     pub max: f64,
-}
-
-/// How a latency bound was kept. Counts and times are of windows that have ended.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct BoundReport {
-    /// As the user gave it: `p99=200us`.
-    pub bound: String,
-    /// The percentile.
-    pub percentile: f64,
-    /// The limit.
-    pub limit_seconds: f64,
-    /// Windows that kept the bound.
-    pub windows_kept: u64,
-    /// Windows that missed it.
-    pub windows_missed: u64,
-    /// Page-ins in windows.
-    pub page_ins: u64,
-    /// Those of them above the limit.
-    pub page_ins_over: u64,
-    /// Page-ins that are in no window yet, or were too few for one.
-    pub page_ins_pending: u64,
-    /// The percentile of all windows together; null without windows.
-    pub tail_seconds: Option<f64>,
-    /// The percentile of the window that ended last.
-    pub last_window_seconds: Option<f64>,
-    /// The percentile of the worst window: the least limit that every window would have kept.
-    pub worst_window_seconds: Option<f64>,
-    /// Windows from when the bound was set to the first that kept it, with it; null before.
-    pub windows_until_kept: Option<u64>,
-    /// What control decided last; null if the bound is only measured.
-    pub control: Option<BoundControl>,
-}
-
-/// What latency control decided last, and how much it did.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct BoundControl {
-    /// `device`: to the last tier. `buffer`: to the first, and none is demoted. `placement`: as the
-    /// policy says, because the daemon has not heard of the bound yet.
-    pub pages_go_to: String,
-    /// Most pages that leave at a time.
-    pub batch_pages: u64,
-    /// Times that it changed one of these.
-    pub changes: u64,
-    /// Times that write-out waited for reads.
-    pub writes_after_reads: u64,
-}
-
-impl BoundReport {
-    /// What the monitor has seen.
-    pub fn of(monitor: &Monitor) -> BoundReport {
-        let bound = monitor.bound();
-        let (windows_kept, windows_missed) = monitor.windows();
-        let (page_ins, page_ins_over) = monitor.page_ins();
-        BoundReport {
-            bound: bound.to_string(),
-            percentile: bound.percentile.percent(),
-            limit_seconds: bound.limit.seconds(),
-            windows_kept,
-            windows_missed,
-            page_ins,
-            page_ins_over,
-            page_ins_pending: monitor.pending(),
-            tail_seconds: monitor.whole().map(Nanos::seconds),
-            last_window_seconds: monitor.last().map(|window| window.tail.seconds()),
-            worst_window_seconds: monitor.worst().map(Nanos::seconds),
-            windows_until_kept: None,
-            control: None,
-        }
-    }
 }
 
 /// One tier over the whole run.
@@ -453,7 +388,7 @@ pub struct Policies {
 pub struct PolicyChoice {
     /// The policy whose rule is in force at the end, or now.
     pub rule: String,
-    /// Times that the rule changed. The first is that of `lru`.
+    /// Times that the rule changed. It begins with that of `active_inactive`.
     pub changes: u64,
     /// Pages loaded since the last change, or since the start.
     pub pages_since_change: u64,
@@ -558,6 +493,8 @@ pub struct ReportInputs<'a> {
     pub mappings_peak: u64,
     /// No process was managed for longer than a start takes.
     pub unmanaged_for_long: bool,
+    /// As [`Report::unmanaged_processes_peak`].
+    pub strays: u64,
     /// Parts of a fault.
     pub fault_breakdown: Option<FaultBreakdown>,
     /// Names in force.
@@ -743,6 +680,7 @@ impl Report {
             spaces: inputs.spaces,
             mappings_peak: inputs.mappings_peak,
             managed: inputs.spaces > 0 && !inputs.unmanaged_for_long,
+            unmanaged_processes_peak: inputs.strays,
             policies: inputs.policies.clone(),
             counters: Counters::from(stats),
             access_scans: inputs.access_scans,

@@ -104,6 +104,7 @@ fn sample() -> Report {
         managed_pages: 2048,
         spaces: 1,
         unmanaged_for_long: false,
+        strays: 1,
         mappings_peak: 40,
         fault_breakdown: Some(breakdown()),
         policies: policies(),

@@ -568,6 +568,16 @@ fn a_program_that_is_not_managed_is_reported() {
     }
     assert!(!run(&["--quiet"], &cleared, false).contains(what));
     assert!(!run(&[], &[&dynamic, "25"], true).contains(what));
+    // One of several.
+    let beside = format!("{alone} 100; exit 7");
+    let errors = run(&[], &["sh", "-c", &beside], true);
+    assert!(!errors.contains(what), "{errors}");
+    let named = errors.matches("(told-static) is not managed").count();
+    assert_eq!(named, 1, "{errors}");
+    assert!(errors.contains("statically"), "{errors}");
+    let found: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(&report).expect("a report")).expect("JSON");
+    assert_eq!(found["unmanaged_processes_peak"], 1, "{found}");
 }
 
 #[test]

@@ -205,7 +205,10 @@ pub(super) const MANAGER_ORDER: &[(&str, &[&str])] = &[
     ("migrate", &["copies"]),
     ("placement", &["pin", "guard"]),
     ("record", &["known", "writer"]),
-    ("report", &["cost", "curve", "remote", "now", "summary"]),
+    (
+        "report",
+        &["bound", "cost", "curve", "remote", "now", "summary"],
+    ),
     (
         "space",
         &[
