@@ -13,6 +13,7 @@ mod onset;
 mod resize;
 mod stall;
 mod start;
+mod strays;
 mod takeover;
 mod tell;
 
@@ -32,7 +33,7 @@ use undercroft_sys::process::{self, PidFd};
 use undercroft_sys::procfs::Statm;
 use undercroft_sys::uffd::UffdDevice;
 
-use self::beside::{Presence, Strays};
+use self::beside::Presence;
 use self::bound::Bound;
 use self::ending::Mark;
 use self::handshake::Greetings;
@@ -98,7 +99,6 @@ struct Control {
     /// Epoll of the pidfds of all processes that have announced themselves.
     ends: OwnedFd,
     presence: Presence,
-    strays: Strays,
     /// The thread that moves pages between tiers runs.
     migrates: bool,
     /// The latency bound of the run, if it has one.
@@ -139,6 +139,7 @@ impl Control {
 
     /// Serves until the keeper says that the client has ended, or is gone itself.
     fn run(&mut self) -> Over {
+        self.watch_for_strays();
         // Real-time priority until the client is managed: if a check comes a millisecond late, the
         // client may have grown by megabytes.
         if !self.managing {
@@ -170,7 +171,6 @@ impl Control {
             drop(fds);
             let runs = |process: &Process| process.has_running_identity() && process.has_agent();
             self.note_presence(self.shared.processes.any(runs));
-            self.look_for_strays();
             self.forget_some(ready[6]);
             if ready[5] {
                 self.note_ends();

@@ -21,7 +21,7 @@ use undercroft_sys::uffd::{Features, UffdDevice, UffdError};
 use undercroft_tier::open::OpenError;
 
 use super::Control;
-use super::beside::{Presence, Strays};
+use super::beside::Presence;
 use super::check::Quiet;
 use super::ending::{self, Mark};
 use super::handshake::Greetings;
@@ -244,7 +244,6 @@ fn serve_over(launch: Launch, link: OwnedFd) -> Result<(), StartError> {
         forgets: false,
         ends: epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io::Error::from)?,
         presence: Presence::new(Instant::now()),
-        strays: Strays::new(Instant::now(), settled.is_some()),
         migrates: Migrator::is_needed(&shared),
         bound: None,
         obeys: None,

@@ -426,7 +426,7 @@ impl Control {
             spaces: shared.gauges.spaces_seen.load(Ordering::Relaxed),
             mappings_peak: shared.gauges.mappings_peak.load(Ordering::Relaxed),
             unmanaged_for_long: self.presence.missed,
-            strays: self.strays.peak,
+            strays: shared.gauges.strays_peak.load(Ordering::Relaxed),
             fault_breakdown: shared.gauges.breakdown.mean(),
             policies: self.policies(),
             access_scans: self.access_scans(),

@@ -46,6 +46,8 @@ pub(crate) struct Gauges {
     pub managed_pages_peak: AtomicU64,
     /// The most mappings that one process was seen to have.
     pub mappings_peak: AtomicU64,
+    /// The most processes at once that were found to be without the shim.
+    pub strays_peak: AtomicU64,
     /// Mappings of one process above which the user is warned: 80 % of what the kernel allows.
     mappings_warn: u64,
 }
@@ -98,6 +100,7 @@ impl Gauges {
             spaces_seen: AtomicU64::new(0),
             managed_pages_peak: AtomicU64::new(0),
             mappings_peak: AtomicU64::new(0),
+            strays_peak: AtomicU64::new(0),
             mappings_warn: undercroft_sys::procfs::mappings_max() / 5 * 4,
         }
     }

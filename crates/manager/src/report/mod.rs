@@ -90,7 +90,8 @@ pub struct Report {
     /// False when no process of the program was reached, or none for two seconds and more: the
     /// limit did not hold.
     pub managed: bool,
-    /// Most processes at once that were not managed for two seconds and more, although others were.
+    /// Most processes at once that had not loaded the shim for two seconds and more, while others
+    /// were managed.
     #[serde(default)]
     pub unmanaged_processes_peak: u64,
     /// The choices made.
@@ -388,7 +389,7 @@ pub struct Policies {
 pub struct PolicyChoice {
     /// The policy whose rule is in force at the end, or now.
     pub rule: String,
-    /// Times that the rule changed. It begins with that of `active_inactive`.
+    /// Times that the rule changed. The first rule is that of `active_inactive`.
     pub changes: u64,
     /// Pages loaded since the last change, or since the start.
     pub pages_since_change: u64,

@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn phase_that_recency_serves_better_turns_the_rule_round_soon() {
+    fn phases_turn_the_rule_round_and_back() {
         let (pages, room) = (32768u32, 8192);
         let mut memory = Memory::new(pages as usize);
         for reference in 0..16 * 12288 {
@@ -295,6 +295,12 @@ mod tests {
             misses += u32::from(memory.refer((12288 + reference / 16 + within) % pages, room));
             reference += 1;
             assert!(misses < 40_000, "it does not turn");
+        }
+        let (mut misses, mut reference) = (0, 0u32);
+        while memory.rule() == "lru" {
+            misses += u32::from(memory.refer(reference % 12288, room));
+            reference += 1;
+            assert!(misses < 150_000, "it does not turn back for the loop");
         }
     }
 }

@@ -59,7 +59,7 @@ fn zipf_is_near_at_all_limits() {
 
 /// The followed pages are few, so which rule `auto` would choose is known less well.
 #[test]
-fn the_default_is_near_at_all_limits() {
+fn auto_is_near_at_all_limits() {
     for trace in [
         "zipf:pages=40000,refs=1500000,theta=0.9,seed=3",
         "scan_hot:pages=40000,refs=800000,hot=3000,share=0.7,seed=5",

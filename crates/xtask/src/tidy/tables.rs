@@ -162,6 +162,7 @@ pub(super) const MANAGER_ORDER: &[(&str, &[&str])] = &[
         &[
             "ending",
             "launch",
+            "strays",
             "beside",
             "bound",
             "obey",
