@@ -20,8 +20,9 @@ use crate::space::shared::Shared;
 
 type Locked = Engine<MemfdLedger>;
 
-/// Chunks whose pages are changed under one hold of the engine: some 0.3 ms.
-pub(crate) const CHUNKS: usize = 8;
+/// Chunks whose pages are changed under one hold of the engine: 0.2 ms, and 1.6 ms in a
+/// build without optimisation across crates.
+pub(crate) const CHUNKS: usize = 4;
 
 /// Chunks that are cut off whole under one hold.
 const WHOLE_CHUNKS: usize = 1024;
