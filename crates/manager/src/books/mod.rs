@@ -27,6 +27,7 @@ use crate::legacy::{Legacy, Row};
 use crate::placement::FAULT_THREADS_MAX;
 use crate::record::Record;
 use crate::sync::lock;
+use undercroft_sys::process::own_run_time;
 
 /// Attempts to lock the engine before a thread sleeps: some 20 us.
 const ENGINE_SPINS: u32 = 1000;
@@ -133,11 +134,13 @@ impl Books {
         lock(&self.engine)
     }
 
-    /// As [`Books::engine`], for work on many pages. The length of the hold is noted.
+    /// As [`Books::engine`], for work on many pages. The length of the hold is noted. The kernel is
+    /// asked for CPU time before the lock is taken: no fault waits for that.
     pub(crate) fn engine_for_many(&self) -> HeldEngine<'_> {
+        let ran = own_run_time();
         let engine = self.engine();
         HeldEngine {
-            _hold: self.holds.hold(),
+            _hold: self.holds.hold_after(ran),
             engine,
         }
     }

@@ -69,7 +69,7 @@ struct Turn {
 impl Evictor {
     /// Finishes items of the batch that stay, each where it is, or where the program has moved it.
     fn stay(&mut self, items: impl Iterator<Item = (BatchIndex, Taken)>) {
-        let mut engine = self.shared.books.engine();
+        let mut engine = self.shared.books.engine_for_many();
         for (index, taken) in items {
             engine.evictions().settle(index, taken, &mut self.wakes);
         }
@@ -146,7 +146,7 @@ impl Evictor {
     /// engine once.
     fn publish(&mut self, group: &[EvictItem], left: u64, refused: u64) -> Turn {
         let turn = {
-            let mut engine = self.shared.books.engine();
+            let mut engine = self.shared.books.engine_for_many();
             engine
                 .evictions()
                 .publish_all(&self.stored, &mut self.wakes);

@@ -18,10 +18,16 @@ impl Longest {
     /// Begins a hold. It is noted when the value is dropped: before the lock is released. Cost: one
     /// system call, and one more if the hold may be the longest.
     pub(crate) fn hold(&self) -> Hold<'_> {
+        self.hold_after(own_run_time())
+    }
+
+    /// As [`Longest::hold`], without a system call at the beginning.
+    /// * `ran`: the CPU time that this thread had used before it waited for the lock.
+    pub(crate) fn hold_after(&self, ran: Duration) -> Hold<'_> {
         Hold {
             longest: self,
             since: Instant::now(),
-            ran: own_run_time(),
+            ran,
         }
     }
 }
@@ -41,7 +47,8 @@ impl Drop for Hold<'_> {
         // A thread uses no more CPU time than passes.
         if wall > self.longest.cpu.load(Ordering::Relaxed) {
             let ran = own_run_time().saturating_sub(self.ran);
-            self.longest.cpu.fetch_max(nanos(ran), Ordering::Relaxed);
+            let ran = nanos(ran).min(wall); // it may have spun for the lock
+            self.longest.cpu.fetch_max(ran, Ordering::Relaxed);
         }
     }
 }
