@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 use undercroft_base::{Bytes, PAGE_BYTES, Slot, SpaceId, TierId, VirtRange};
 use undercroft_engine::Engine;
 use undercroft_policy::place::TIERS_MAX;
+use undercroft_sys::process::own_run_time;
 
 use self::curve::Follower;
 use self::drain::Drains;
@@ -27,7 +28,6 @@ use crate::legacy::{Legacy, Row};
 use crate::placement::FAULT_THREADS_MAX;
 use crate::record::Record;
 use crate::sync::lock;
-use undercroft_sys::process::own_run_time;
 
 /// Attempts to lock the engine before a thread sleeps: some 20 us.
 const ENGINE_SPINS: u32 = 1000;
