@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Compares `undercroft sim` with libCacheSim: misses and speed of CLOCK and LRU, same traces, same sizes.
+"""Compares `undercroft-lab sim` with libCacheSim: misses and speed of CLOCK and LRU, same traces, same sizes.
 
     python3 bench/libcachesim/compare.py --out DIR [--fixture]
 
 Makes a virtual environment in a temporary directory (or uses --venv DIR), installs the package `libcachesim`, builds
 our example, and runs both programs in turn on the same traces. DIR gets results.json and results.md. --fixture writes
-the miss counts that crates/sim/tests/agreement.rs checks without a network.
+the miss counts that lab/sim/tests/agreement.rs checks without a network.
 
 libCacheSim runs its own loop in C over a trace in its oracleGeneral format (24 bytes a reference, mapped, read once
 beforehand so that it is in memory): `n_bit_counter=1`, `init_freq=0`, sizes 1, so that a byte is a page. Ours replays
@@ -45,7 +45,7 @@ def random_bits(count):
 
 
 def pages(name, count, footprint):
-    """The traces of crates/sim/tests/agreement.rs, page by page; the same arithmetic there."""
+    """The traces of lab/sim/tests/agreement.rs, page by page; the same arithmetic there."""
     import numpy as np
 
     at = np.arange(count, dtype=np.uint64)
@@ -163,13 +163,13 @@ def inside(arguments):
         lines = [f"# misses of libCacheSim {environment['libcachesim']}, {environment['date']}: {environment['command'].strip()}"]
         lines += [f"# {count} references, {footprint} pages; trace policy frames misses"]
         lines += [f"{r['trace']} {r['policy']} {r['frames']} {r['misses_libcachesim']}" for r in rows]
-        (ROOT / "crates/sim/tests/data/libcachesim.txt").write_text("\n".join(lines) + "\n")
+        (ROOT / "lab/sim/tests/data/libcachesim.txt").write_text("\n".join(lines) + "\n")
     return 0 if all(row["difference_points"] <= 0.1 for row in rows) else 1
 
 
 def markdown(results):
     lines = [
-        f"# undercroft sim and libCacheSim {results['environment']['libcachesim']}",
+        f"# undercroft-lab sim and libCacheSim {results['environment']['libcachesim']}",
         "",
         f"{results['references']} references to {results['pages']} pages, one core; {results['environment']['date']}, "
         f"commit {results['environment']['commit']}, Linux {results['environment']['kernel']}. M/s = million references a second.",

@@ -1,5 +1,6 @@
 //! Answers: status, type and bytes. Errors are JSON with what, why and the fix.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 /// An answer before it is written.
@@ -10,15 +11,18 @@ pub(crate) struct Answer {
     pub(crate) body: Vec<u8>,
     /// The methods that a path has, of a 405.
     pub(crate) allow: Option<&'static str>,
-    /// What the page may load.
+    /// Sources that the page may load from.
     pub(crate) security_policy: Option<String>,
 }
 
-/// The body of an error.
-#[derive(Debug, Serialize)]
-struct Error<'a> {
+/// Why a request was refused.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct Error<'a> {
+    /// The request that did not work.
     what: &'a str,
+    /// The reason.
     why: &'a str,
+    /// A way out.
     fix: &'a str,
 }
 

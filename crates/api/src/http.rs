@@ -16,7 +16,7 @@ pub(crate) const BODY_BYTES_MAX: usize = 4 << 10;
 /// Time for a whole request, and once more for its answer.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 
-/// One connection.
+/// A connection.
 pub(crate) trait Stream: Read + Write + Send {
     /// * `left`: above zero.
     fn set_patience(&self, left: Duration) -> io::Result<()>;
@@ -36,7 +36,7 @@ impl Stream for UnixStream {
     }
 }
 
-/// One request, whole.
+/// A request, whole.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Request {
     pub(crate) method: String,

@@ -1,4 +1,4 @@
-//! What operators look at: a REST API, metrics for Prometheus and a web page, over HTTP/1.1.
+//! Views for operators: a REST API, metrics for Prometheus and a web page, over HTTP/1.1.
 //!
 //! [`Server::start`] serves until it is dropped. What it shows comes from a [`Source`]; [`Live`] is
 //! the one of the running clients of this user. Limits and reasons: docs/design/0029.
@@ -7,9 +7,11 @@
 //! a loopback port does not say which user calls. A Unix socket is of its user alone.
 
 mod answer;
+mod bodies;
 mod http;
 mod listen;
 mod metrics;
+mod openapi;
 mod routes;
 mod server;
 mod shared;

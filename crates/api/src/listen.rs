@@ -85,7 +85,7 @@ impl Listener {
         }
     }
 
-    /// What it listens on, with the port that it got.
+    /// Address that it listens on, with the port that it got.
     pub(crate) fn address(&self) -> io::Result<Listen> {
         match self {
             Listener::Tcp(listener) => listener.local_addr().map(Listen::Tcp),

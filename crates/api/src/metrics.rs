@@ -6,16 +6,16 @@
 
 use std::fmt::Write;
 
-use undercroft_manager::report::{Snapshot, TierSnapshot};
+use undercroft_proto::report::{Snapshot, TierSnapshot};
 
-/// One metric of a client: name, type, help, value.
+/// A metric of a client: name, type, help, value.
 type OfClient = (
     &'static str,
     &'static str,
     &'static str,
     fn(&Snapshot) -> Option<f64>,
 );
-/// One metric of a tier.
+/// A metric of a tier.
 type OfTier = (
     &'static str,
     &'static str,
@@ -112,6 +112,12 @@ const CLIENT: &[OfClient] = &[
         |of| Some(of.limit_exceeded.seconds),
     ),
     (
+        "undercroft_immovable_bytes",
+        "gauge",
+        "Memory that cannot leave: read-only, locked or pinned.",
+        |of| Some(of.immovable.bytes as f64),
+    ),
+    (
         "undercroft_lost_pages_total",
         "counter",
         "Pages whose copies did not verify.",
@@ -172,7 +178,7 @@ const TIER: &[OfTier] = &[
         "undercroft_tier_emulated",
         "gauge",
         "1 if the tier's speed is emulated.",
-        |of| Some(f64::from(u8::from(of.emulated))),
+        |of| Some(f64::from(u8::from(of.figures.emulated))),
     ),
     (
         "undercroft_tier_logical_bytes",
@@ -196,37 +202,37 @@ const TIER: &[OfTier] = &[
         "undercroft_tier_ratio",
         "gauge",
         "Page bytes per stored byte.",
-        |of| of.ratio,
+        |of| of.figures.ratio,
     ),
     (
         "undercroft_tier_read_pages_total",
         "counter",
         "Pages read.",
-        |of| Some(of.reads as f64),
+        |of| Some(of.figures.reads as f64),
     ),
     (
         "undercroft_tier_written_pages_total",
         "counter",
         "Pages written.",
-        |of| Some(of.writes as f64),
+        |of| Some(of.figures.writes as f64),
     ),
     (
         "undercroft_tier_written_bytes_total",
         "counter",
         "Bytes written to the memory or device below.",
-        |of| Some(of.written_bytes as f64),
+        |of| Some(of.figures.written_bytes as f64),
     ),
     (
         "undercroft_tier_cost_dollars",
         "gauge",
         "The tier at its peak; absent without a price.",
-        |of| of.cost.map(|cost| cost.dollars_at_peak),
+        |of| of.figures.cost.map(|cost| cost.dollars_at_peak),
     ),
     (
         "undercroft_tier_tbw_bytes",
         "gauge",
         "Bytes that the device is rated to take in all; absent if it is not given.",
-        |of| of.wear.map(|wear| wear.tbw_bytes),
+        |of| of.figures.wear.map(|wear| wear.tbw_bytes),
     ),
 ];
 
@@ -271,8 +277,7 @@ fn client_label(client: &Snapshot) -> String {
 }
 
 fn tier_label(at: usize, tier: &TierSnapshot) -> String {
-    let emulated = if tier.emulated { " (emulated)" } else { "" };
-    format!("{} {}{emulated}", at + 1, tier.name)
+    format!("{} {}", at + 1, tier.figures.title())
 }
 
 fn escaped(label: &str) -> String {

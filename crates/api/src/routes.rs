@@ -1,62 +1,22 @@
-//! The routes: what each path and method answers. `openapi.json` describes them; a test compares.
+//! The routes: what each path and method answers. `openapi.rs` describes them; a test compares.
 
 use std::fmt::Display;
 use std::fs::File;
 use std::io::Read;
 use std::str::FromStr;
 
-use serde::Serialize;
 use serde_json::Value;
-use undercroft_manager::report::{MissRatioCurve, SCHEMA_VERSION, Snapshot, TierSnapshot};
+use undercroft_proto::report::{SCHEMA_VERSION, Snapshot};
 
 use crate::answer::Answer;
+use crate::bodies::{ClientTier, Clients, Curve, Done, Tiers};
 use crate::http::{Request, is_address};
 use crate::metrics;
+use crate::openapi::DOCUMENT;
 use crate::shared::{Rights, Shared};
 use crate::source::{Change, Refusal};
 
 const PAGE: &str = include_str!("page.html");
-const OPENAPI: &str = include_str!("openapi.json");
-
-/// `GET /v1/clients`: as `status --json` gives it.
-#[derive(Debug, Serialize)]
-struct Clients<'a> {
-    schema_version: u32,
-    clients: &'a [Snapshot],
-}
-
-/// `GET /v1/clients/{pid}/curve`.
-#[derive(Debug, Serialize)]
-struct Curve<'a> {
-    schema_version: u32,
-    pid: u32,
-    mrc: Option<&'a MissRatioCurve>,
-}
-
-/// `GET /v1/tiers`.
-#[derive(Debug, Serialize)]
-struct Tiers<'a> {
-    schema_version: u32,
-    tiers: Vec<ClientTier<'a>>,
-}
-
-/// One tier of one client.
-#[derive(Debug, Serialize)]
-struct ClientTier<'a> {
-    pid: u32,
-    /// 1 for the fastest.
-    number: usize,
-    #[serde(flatten)]
-    tier: &'a TierSnapshot,
-}
-
-/// The answer to a change.
-#[derive(Debug, Serialize)]
-struct Done {
-    schema_version: u32,
-    pid: u32,
-    done: bool,
-}
 
 /// The methods of a path that can only be read.
 const READING: &str = "GET, HEAD";
@@ -73,7 +33,9 @@ pub(crate) fn answer(request: &Request, shared: &Shared) -> Answer {
             let text = metrics::text(&shared.clients());
             Answer::new("text/plain; version=0.0.4; charset=utf-8", text)
         }),
-        ["v1", "openapi.json"] => read(request, || Answer::new("application/json", OPENAPI)),
+        ["v1", "openapi.json"] => read(request, || {
+            Answer::new("application/json", DOCUMENT.as_str())
+        }),
         ["v1", "clients"] => read(request, || {
             let clients = shared.clients();
             Answer::json(&Clients {
@@ -178,7 +140,10 @@ fn misdirected(request: &Request, shared: &Shared) -> Option<Answer> {
 fn with(shared: &Shared, pid: &str, answer: impl FnOnce(&Snapshot) -> Answer) -> Answer {
     let clients = shared.clients();
     let pid = pid.parse::<u32>().ok();
-    match clients.iter().find(|client| Some(client.pid) == pid) {
+    match clients
+        .iter()
+        .find(|client| pid.is_some_and(|pid| client.is_of(pid)))
+    {
         Some(client) => answer(client),
         None => Answer::error(
             404,
@@ -271,7 +236,7 @@ fn change_body(request: &Request, shared: &Shared) -> Result<Value, Answer> {
     })
 }
 
-/// One key of `undercroft set`, as `{"latency": "p99=300us"}`; null, `"none"` or `"max"`: without.
+/// A key of `undercroft set`, as `{"latency": "p99=300us"}`; null, `"none"` or `"max"`: without.
 fn set(request: &Request, shared: &Shared, client: &Snapshot) -> Answer {
     let body = match change_body(request, shared) {
         Ok(body) => body,

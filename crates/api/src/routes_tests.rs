@@ -11,7 +11,7 @@ pub(crate) fn clients() -> Vec<Snapshot> {
     let all: Vec<Snapshot> = serde_json::from_str(include_str!("sample.json")).expect("snapshots");
     assert!(
         all.iter()
-            .any(|client| client.tiers.iter().any(|tier| tier.emulated))
+            .any(|client| client.tiers.iter().any(|tier| tier.figures.emulated))
     );
     all
 }
@@ -53,17 +53,18 @@ fn request(method: &str, path: &str, body: &str) -> Request {
 }
 
 fn openapi() -> Value {
-    serde_json::from_str(OPENAPI).expect("JSON")
+    serde_json::from_str(&DOCUMENT).expect("JSON")
 }
 
-/// What is wrong in `value` by the schema: each field is described, and nothing else is.
+/// Differences of `value` by the schema: each field is described, and nothing else is.
 fn differences(document: &Value, schema: &Value, value: &Value, at: &str, wrong: &mut Vec<String>) {
     if let Some(name) = schema["$ref"].as_str() {
         let name = name.trim_start_matches("#/components/schemas/");
         let target = &document["components"]["schemas"][name];
         return differences(document, target, value, at, wrong);
     }
-    if let Some(any) = schema["oneOf"].as_array() {
+    if let Some(any) = schema["anyOf"].as_array() {
+        assert_eq!(any[1]["type"], "null", "{at}");
         return match value {
             Value::Null => {}
             _ => differences(document, &any[0], value, at, wrong),
@@ -156,6 +157,22 @@ fn the_document_describes_each_route_and_each_field_of_the_answers_and_no_other(
     assert_eq!(wrong.len(), 1, "the comparison finds a missing field");
 }
 
+/// Descriptions are doc comments, which are written for `cargo doc`, too.
+#[test]
+fn every_type_and_field_is_described_in_words_that_a_reader_of_the_document_knows() {
+    let document = openapi();
+    let schemas = document["components"]["schemas"].as_object();
+    for (name, schema) in schemas.expect("schemas") {
+        let fields = schema["properties"].as_object().into_iter().flatten();
+        for (at, of) in fields.chain([(name, schema)]) {
+            let target = of["$ref"].as_str().is_some() || of["anyOf"].is_array();
+            let says = of["description"].as_str().unwrap_or_default();
+            assert!(target || !says.is_empty(), "{name}.{at} is not described");
+            assert!(!says.contains("[`"), "{name}.{at}: {says}");
+        }
+    }
+}
+
 #[test]
 fn requests_that_cannot_be_answered_have_their_status_and_say_what_why_and_fix() {
     let (local, tcp) = (shared(Rights::Change, false), shared(Rights::Read, true));
@@ -236,6 +253,25 @@ fn requests_that_a_page_of_another_site_can_cause_are_refused() {
         other.host = host.map(str::to_owned);
         other.origin = None;
         assert_eq!(answer(&other, &tcp).status, 421, "{host:?}");
+    }
+}
+
+/// Every user of the machine may call over TCP; arguments may be secrets.
+#[test]
+fn arguments_of_programs_are_told_over_a_unix_socket_alone() {
+    let (unix, tcp) = (shared(Rights::Read, false), shared(Rights::Read, true));
+    let argument = clients()[0].command[1].clone();
+    let one = format!("/v1/clients/{}", clients()[0].pid);
+    for path in ["/v1/clients", &one, "/v1/tiers", "/metrics"] {
+        let said = |shared: &Shared| {
+            let answer = answer(&request("GET", path, ""), shared);
+            assert_eq!(answer.status, 200, "{path}");
+            String::from_utf8(answer.body).expect("UTF-8")
+        };
+        assert!(!said(&tcp).contains(&argument), "{path}: {}", said(&tcp));
+        let shows = path.contains("clients");
+        assert_eq!(said(&unix).contains(&argument), shows, "{path}");
+        assert_eq!(said(&tcp).contains("\"arguments\":2"), shows, "{path}");
     }
 }
 

@@ -141,7 +141,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
     use std::path::Path;
 
-    use undercroft_manager::report::Snapshot;
+    use undercroft_proto::report::Snapshot;
 
     use super::*;
     use crate::source::{Change, Refusal};

@@ -1,17 +1,18 @@
-//! What all connections share: the source, the rights of callers, and what is known of the clients.
+//! State that all connections share: the source, the rights of callers, and what is known of the
+//! clients.
 
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use undercroft_manager::report::Snapshot;
+use undercroft_proto::report::Snapshot;
 
 use crate::source::Source;
 
 /// Age of what is known of the clients, before they are asked again.
 const FRESH: Duration = Duration::from_millis(500);
 
-/// What callers may do.
+/// Rights of callers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rights {
     /// Nothing can be changed.
@@ -20,7 +21,7 @@ pub enum Rights {
     Change,
 }
 
-/// What all connections share.
+/// State that all connections share.
 pub(crate) struct Shared {
     pub(crate) source: Box<dyn Source>,
     pub(crate) rights: Rights,
@@ -42,6 +43,7 @@ impl Shared {
     }
 
     /// The clients as they were at most [`FRESH`] ago. One caller asks, the others wait for it.
+    /// Over TCP without the arguments of their programs: every user of the machine may call.
     pub(crate) fn clients(&self) -> Arc<Vec<Snapshot>> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((at, clients)) = known.as_ref()
@@ -49,12 +51,16 @@ impl Shared {
         {
             return Arc::clone(clients);
         }
-        let clients = Arc::new(self.source.clients());
+        let mut clients = self.source.clients();
+        if self.is_tcp {
+            clients.iter_mut().for_each(Snapshot::hide_arguments);
+        }
+        let clients = Arc::new(clients);
         *known = Some((Instant::now(), Arc::clone(&clients)));
         clients
     }
 
-    /// What is known is old: a client was changed.
+    /// Notes that the known state is old: a client was changed.
     pub(crate) fn forget(&self) {
         *self.known.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }

@@ -1,9 +1,9 @@
 //! Where the server gets what it shows, and who carries out changes.
 
 use undercroft_base::Bytes;
-use undercroft_manager::control::{Answered, Ask};
-use undercroft_manager::keeper;
-use undercroft_manager::report::Snapshot;
+use undercroft_keeper as keeper;
+use undercroft_proto::messages::{Answered, Ask};
+use undercroft_proto::report::Snapshot;
 use undercroft_qos::{LatencyBound, StallMax};
 
 /// A change of one running client.
@@ -32,7 +32,7 @@ pub enum Change {
 pub enum Refusal {
     /// The client does not answer: it has ended, or its manager is very busy.
     NoAnswer,
-    /// It refused, and why.
+    /// The manager refused, and why.
     Refused(String),
 }
 

@@ -2,10 +2,10 @@
 //! manager.
 //!
 //! ```text
-//! 63            48 47                                   11 10   8 7    3 2    0
-//! +---------------+---------------------------------------+------+------+------+
-//! | stamp 16      | slot 37                               |tier 3|flags5|state3|
-//! +---------------+---------------------------------------+------+------+------+
+//! 63            48 47                               15 14  12 11     3 2    0
+//! +---------------+-----------------------------------+------+--------+------+
+//! | stamp 16      | slot 33                           |tier 3|flags 9 |state3|
+//! +---------------+-----------------------------------+------+--------+------+
 //! ```
 //! All zero bits = `Untouched`, so fresh ledger memory needs no initialisation.
 
@@ -46,9 +46,9 @@ const STATES: [PageState; 8] = [
     PageState::Lost,
 ];
 
-/// Facts besides the state; five bits.
+/// Facts besides the state; nine bits, of which four have no meaning yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Flags(pub u8);
+pub struct Flags(pub u16);
 
 impl Flags {
     /// Never evict: thread control blocks, pages a device or the user has pinned.
@@ -62,6 +62,9 @@ impl Flags {
     pub const SHARED: Flags = Flags(8);
     /// Resident, in a frame that a fork relative is charged for: it costs no memory of its own yet.
     pub const INHERITED: Flags = Flags(16);
+
+    /// The flags above.
+    pub const KNOWN: Flags = Flags(31);
 
     /// True when every bit of `other` is set.
     #[inline]
@@ -82,7 +85,10 @@ impl Flags {
     }
 }
 
-/// One page's entry, unpacked. Fields that a state does not use are zero, except LOCKED. A resident
+/// All bits of the flags.
+const FLAGS: u16 = 0x1ff;
+
+/// A page's entry, unpacked. Fields that a state does not use are zero, except LOCKED. A resident
 /// page without a copy has the tier `FILL` if it [has left](Entry::has_left).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
@@ -108,7 +114,7 @@ impl Entry {
         stamp: Stamp(0),
     };
 
-    /// Packs into the ledger word. Panics if the slot needs more than 37 bits: a tier's bug, and
+    /// Packs into the ledger word. Panics if the slot needs more than 33 bits: a tier's bug, and
     /// the word would point at another page's bytes.
     #[inline]
     pub fn pack(self) -> u64 {
@@ -118,9 +124,9 @@ impl Entry {
             self.slot
         );
         self.state as u64
-            | (u64::from(self.flags.0 & 31) << 3)
-            | (u64::from(self.tier.0 & 7) << 8)
-            | (self.slot.0 << 11)
+            | (u64::from(self.flags.0 & FLAGS) << 3)
+            | (u64::from(self.tier.0 & 7) << 12)
+            | (self.slot.0 << 15)
             | (u64::from(self.stamp.0) << 48)
     }
 
@@ -151,9 +157,9 @@ impl Entry {
     pub fn unpack(word: u64) -> Entry {
         Entry {
             state: STATES[(word & 7) as usize],
-            flags: Flags((word >> 3) as u8 & 31),
-            tier: TierId((word >> 8) as u8 & 7),
-            slot: Slot((word >> 11) & (Slot::LIMIT - 1)),
+            flags: Flags((word >> 3) as u16 & FLAGS),
+            tier: TierId((word >> 12) as u8 & 7),
+            slot: Slot((word >> 15) & (Slot::LIMIT - 1)),
             stamp: Stamp((word >> 48) as u16),
         }
     }
@@ -173,7 +179,7 @@ mod tests {
             PageState::Loading,
             PageState::Lost,
         ] {
-            for flags in 0..32 {
+            for flags in 0..=FLAGS {
                 for (tier, slot, stamp) in
                     [(0, 0, 0), (6, Slot::LIMIT - 1, 0xffff), (3, 0x12345, 7)]
                 {

@@ -1,8 +1,9 @@
 //! Identities: which page, in which address space, in which tier slot. Each is its own type.
 
-use crate::units::{PAGE_BYTES, PageCount};
+use crate::units::{BASE_PAGE_BYTES, PageCount};
 
-/// Pages of one ledger chunk: 2 MiB of address space, one 4 KiB ledger page of 8-byte entries.
+/// Pages of one ledger chunk: one ledger page of 8-byte entries. 2 MiB of address space, if they
+/// are base pages.
 pub const CHUNK_PAGES: u32 = 512;
 
 /// A page as the engine and policies know it: its index in the ledger (`chunk * 512 + offset`). It
@@ -10,11 +11,11 @@ pub const CHUNK_PAGES: u32 = 512;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PageNo(pub u32);
 
-/// A chunk of the ledger: 512 consecutive, 2 MiB-aligned pages of one address space.
+/// A chunk of the ledger: 512 consecutive, aligned pages of one address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ChunkNo(pub u32);
 
-/// One address space (one `mm` of the kernel) of a client. Never reused while a manager lives.
+/// An address space (one `mm` of the kernel) of a client. Never reused while a manager lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SpaceId(pub u32);
 
@@ -22,7 +23,7 @@ pub struct SpaceId(pub u32);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ThreadId(pub u32);
 
-/// A virtual page number: address >> 12.
+/// A page of an address space: its address in units of the space's page size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VirtPage(pub u64);
 
@@ -31,7 +32,7 @@ pub struct VirtPage(pub u64);
 pub struct VirtRange {
     /// First page.
     pub start: VirtPage,
-    /// One past the last page; never below `start`.
+    /// The page behind the last one; never below `start`.
     pub end: VirtPage,
 }
 
@@ -40,13 +41,13 @@ pub struct VirtRange {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TierId(pub u8);
 
-/// A place inside a tier. Only the tier knows what the number means. At most 37 bits.
+/// A place inside a tier. Only the tier knows what the number means. At most 33 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Slot(pub u64);
 
 /// The generation of a stored copy: a 16-bit count of evictions, in units that the engine chooses.
-/// It seeds the checksum, so a stale or misdirected copy does not verify. Its age is the refault
-/// distance.
+/// The checksum depends on it, so a stale or misdirected copy does not verify. Its age is the
+/// refault distance.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Stamp(pub u16);
 
@@ -81,19 +82,19 @@ impl TierId {
 }
 
 impl Slot {
-    /// Slots are below this number (37 bits of the entry).
-    pub const LIMIT: u64 = 1 << 37;
+    /// Slots are below this number (33 bits of the entry).
+    pub const LIMIT: u64 = 1 << 33;
 }
 
 impl VirtPage {
-    /// The page that holds `address`.
+    /// The page that holds `address`, in a space of base pages.
     pub fn of(address: u64) -> VirtPage {
-        VirtPage(address / PAGE_BYTES as u64)
+        VirtPage(address / BASE_PAGE_BYTES as u64)
     }
 
-    /// The address of the first byte.
+    /// The address of the first byte, in a space of base pages.
     pub fn address(self) -> u64 {
-        self.0 * PAGE_BYTES as u64
+        self.0 * BASE_PAGE_BYTES as u64
     }
 
     /// The page `count` pages further on.
@@ -116,7 +117,7 @@ impl VirtRange {
         VirtRange::new(page, page.plus(1))
     }
 
-    /// The range of the addresses `[start, end)`, both page-aligned.
+    /// The range of the addresses `[start, end)`, both page-aligned, in a space of base pages.
     pub fn of_addresses(start: u64, end: u64) -> VirtRange {
         VirtRange::new(VirtPage::of(start), VirtPage::of(end))
     }
@@ -149,7 +150,7 @@ impl VirtRange {
         from..to.max(from)
     }
 
-    /// What is left without the pages of `holes`, ascending.
+    /// The parts of the range outside `holes`, ascending.
     pub fn minus(self, holes: &[VirtRange]) -> Vec<VirtRange> {
         let mut left = vec![self];
         for hole in holes {
@@ -165,6 +166,39 @@ impl VirtRange {
                 .collect();
         }
         left
+    }
+
+    /// Adds this range to `sorted` (ascending, disjoint), as one with those that it shares a page
+    /// with. False if one of them has all of it. O(log n + ranges behind it).
+    pub fn add_to(self, sorted: &mut Vec<VirtRange>) -> bool {
+        let touched = self.overlapping(sorted);
+        if let [old] = sorted[touched.clone()]
+            && old.intersect(self) == self
+        {
+            return false;
+        }
+        let mut merged = self;
+        for old in &sorted[touched.clone()] {
+            merged = VirtRange::new(old.start.min(merged.start), old.end.max(merged.end));
+        }
+        sorted.splice(touched, [merged]);
+        true
+    }
+
+    /// Removes the pages of this range from `sorted` (ascending, disjoint). False if none of them
+    /// is there. O(log n + ranges behind it).
+    pub fn cut_from(self, sorted: &mut Vec<VirtRange>) -> bool {
+        let cut = self.overlapping(sorted);
+        let (Some(first), Some(last)) = (sorted[cut.clone()].first(), sorted[cut.clone()].last())
+        else {
+            return false;
+        };
+        let rest = [
+            VirtRange::new(first.start, first.end.min(self.start)),
+            VirtRange::new(last.start.max(self.end), last.end),
+        ];
+        sorted.splice(cut, rest.into_iter().filter(|rest| !rest.is_empty()));
+        true
     }
 
     /// Every page, ascending.

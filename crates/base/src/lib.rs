@@ -7,7 +7,9 @@
 mod cpus;
 mod entry;
 mod ids;
+mod key;
 mod price;
+mod slot_set;
 mod tier;
 mod units;
 
@@ -16,21 +18,16 @@ pub use entry::{Entry, Flags, PageState};
 pub use ids::{
     CHUNK_PAGES, ChunkNo, PageNo, Slot, SpaceId, Stamp, ThreadId, TierId, VirtPage, VirtRange,
 };
+pub use key::PageKey;
 pub use price::{Price, PriceError, WriteBudget};
+pub use slot_set::SlotSet;
 pub use tier::{
-    FailKind, Fetched, Inbox, LoadError, Loaded, Store, StoreError, Tier, TierInfo, TierKind,
-    TierUsage,
+    FailKind, Fetched, Inbox, LatencyClass, LoadError, Loaded, RemoteCounts, Store, StoreError,
+    Tier, TierFacts, TierInfo, TierUsage,
 };
-pub use units::{Bytes, Nanos, PAGE_BYTES, PageCount, ParseUnitError};
+pub use units::{BASE_PAGE_BYTES, Bytes, Exact, Nanos, PageCount, PageSize, ParseUnitError};
 
 const _: () = assert!(usize::BITS == 64, "sizes and addresses are 64 bits");
-
-/// The checksum of a page copy of generation `stamp`: XXH3-64, seeded with the stamp. It decides
-/// whether a page is unchanged since it was loaded, so it has 64 bits. Cost: about 0.15 us a page
-/// in cache.
-pub fn page_checksum(page: &[u8], stamp: Stamp) -> u64 {
-    xxhash_rust::xxh3::xxh3_64_with_seed(page, u64::from(stamp.0))
-}
 
 /// `Some(word)` if the page is one repeated 32-bit word, as a zero page is. Cost: one pass, which
 /// ends at the first difference.

@@ -1,4 +1,4 @@
-//! What memory and devices cost, as their users state it: a price a GiB, and the bytes that a
+//! Costs of memory and devices, as their users state them: a price a GiB, and the bytes that a
 //! device is rated to take in its life.
 
 use std::fmt;
@@ -43,7 +43,7 @@ impl Price {
         self.0
     }
 
-    /// What `bytes` cost, in dollars: a fraction of a device costs that fraction of its price.
+    /// Cost of `bytes`, in dollars: a fraction of a device costs that fraction of its price.
     /// Source: RapidSwap §4.3.
     pub fn of(self, bytes: Bytes) -> f64 {
         bytes.0 as f64 / GIB * self.0

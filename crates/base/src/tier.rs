@@ -5,39 +5,95 @@
 //! ring, and never blocks on the fault path. A remote tier answers that the copy must be fetched
 //! (`Loaded::Fetch`). The caller asks for it by `fetch`, and finds it in its inbox.
 
+use std::ops::Range;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use crate::ids::{Slot, Stamp};
-use crate::units::{Bytes, Nanos};
+use crate::units::{Bytes, Nanos, PageSize};
 
-/// What kind of storage a tier is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TierKind {
-    /// Compressed DRAM; its bytes count towards the client's memory limit.
-    Ram,
-    /// Non-volatile memory, or a file that stands for it: mapped, and read by the processor.
+/// How long a tier takes to load a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum LatencyClass {
+    /// Compressed in DRAM: some microseconds, on the loading thread.
+    Memory,
+    /// Mapped memory that is not DRAM: a microsecond, on the loading thread.
     Nvm,
-    /// A file or block device.
-    File,
-    /// Other machines, over a network.
-    Remote,
+    /// A request to a device.
+    Device,
 }
 
-/// What is constant while a tier lives.
+impl LatencyClass {
+    /// Whether latency control keeps clients that do not need it out of the fastest tier, if this
+    /// is how fast it is. A compressed tier is no scarce device that others share, and the limit
+    /// pays for it already.
+    pub fn is_spared(self) -> bool {
+        self != LatencyClass::Memory
+    }
+}
+
+/// Properties of every tier of one kind. Code that treats tiers differently asks for these, and
+/// never for the kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TierFacts {
+    /// Name for people: in `--tier`, in reports and in messages.
+    pub kind: &'static str,
+    /// How fast it is. Decides which tiers keep second copies, and which thread demotes.
+    pub class: LatencyClass,
+    /// Time that a load is thought to take before any was measured.
+    pub first_load: Nanos,
+    /// Its bytes are DRAM, and count towards the client's memory limit.
+    pub charged_to_limit: bool,
+    /// Copies can be changed in place ([`Tier::update`]).
+    pub updates_copies: bool,
+    /// Space is taken as copies come: the quota may change, and the copies are gathered.
+    pub grows: bool,
+    /// Copies are on other machines: they are fetched ([`Tier::fetch`]), and the end of the run
+    /// deletes them ([`Tier::close`]).
+    pub remote: bool,
+}
+
+impl TierFacts {
+    /// A kind with none of the properties.
+    pub const fn of(kind: &'static str, class: LatencyClass, first_load: Nanos) -> TierFacts {
+        TierFacts {
+            kind,
+            class,
+            first_load,
+            charged_to_limit: false,
+            updates_copies: false,
+            grows: false,
+            remote: false,
+        }
+    }
+
+    /// Whether loads and stores are work of the processor, in memory.
+    pub fn is_memory(&self) -> bool {
+        self.class != LatencyClass::Device
+    }
+
+    /// Whether copies are in a file or device of this machine.
+    pub fn is_local_device(&self) -> bool {
+        !self.is_memory() && !self.remote
+    }
+}
+
+/// Constants of a tier while it lives.
 #[derive(Clone, Debug)]
 pub struct TierInfo {
     /// Name for reports, as the user gave it: `ram`, `nvm:/mnt/pmem`, `file:/var/swap`.
     pub name: String,
-    /// The kind.
-    pub kind: TierKind,
+    /// Facts of its kind.
+    pub facts: &'static TierFacts,
+    /// Size of the pages of its copies. No other is stored in it.
+    pub page: PageSize,
     /// True when the device's speed is emulated; every report must say so.
     pub emulated: bool,
     /// Most stored bytes it may ever hold: see [`Tier::capacity`].
     pub capacity: Bytes,
 }
 
-/// What a tier holds now.
+/// Bytes that a tier holds now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TierUsage {
     /// Bytes of the pages it holds, before compression.
@@ -47,6 +103,27 @@ pub struct TierUsage {
     /// Bytes used of the underlying memory or device, with fragmentation and metadata. For a RAM
     /// tier this is its DRAM.
     pub held: Bytes,
+}
+
+/// Counts of what happened in a remote tier since it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RemoteCounts {
+    /// Pages with one copy now.
+    pub degraded: u64,
+    /// Copies that were found missing.
+    pub missing: u64,
+    /// Pages whose copies were stored anew.
+    pub mended: u64,
+    /// Reads for which the second master was asked because the first was late.
+    pub hedged: u64,
+    /// Reads that ended at the deadline, and were tried again.
+    pub late: u64,
+    /// Values that did not verify.
+    pub damaged: u64,
+    /// Reads that found no copy, so that a page is lost.
+    pub lost: u64,
+    /// Connections that broke or could not be made.
+    pub breaks: u64,
 }
 
 /// Why a device failed.
@@ -91,7 +168,7 @@ pub enum LoadError {
 pub struct Fetched {
     /// As the caller gave it.
     pub token: u64,
-    /// One whole page, verified.
+    /// A whole page, verified.
     pub page: Result<Box<[u8]>, LoadError>,
 }
 
@@ -101,7 +178,7 @@ pub trait Inbox: Send + Sync {
     fn deliver(&self, arrival: Fetched);
 }
 
-/// One page to store. `result` is filled in by the tier.
+/// A page to store. `result` is filled in by the tier.
 #[derive(Debug)]
 pub struct Store<'a> {
     /// The page's bytes, one whole page.
@@ -135,18 +212,19 @@ pub enum Loaded {
 
 /// Storage below DRAM that keeps page copies. Several threads call it at once.
 ///
-/// Six methods make a tier. Seven more have a default. Only a tier that puts work off needs its own
-/// [`Tier::dram`], for pages that wait in memory, and [`Tier::tidy`], for the work. Only one whose
-/// speed is emulated needs [`Tier::reading`]. Only a remote one needs [`Tier::fetch`]. One that
-/// uses a file or a cluster needs [`Tier::close`]. Only one whose copies can be changed byte by
-/// byte needs [`Tier::update`]. Only one that may be given more or less room while it is used needs
-/// [`Tier::capacity`].
+/// Six methods make a tier. Ten more have a default. Only a tier that puts work off needs its own
+/// [`Tier::dram`], for pages that wait in memory, and [`Tier::tidy`], for the work. Only one that
+/// gives space back in large pieces needs [`Tier::scattered`] and [`Tier::gathered`]. Only one
+/// whose speed is emulated needs [`Tier::reading`]. Only a remote one needs [`Tier::fetch`] and
+/// [`Tier::remote_counts`]. One that uses a file or a cluster needs [`Tier::close`]. Only one whose
+/// copies can be changed byte by byte needs [`Tier::update`]. Only one that may be given more or
+/// less room while it is used needs [`Tier::capacity`].
 ///
 /// A slot may be loaded any number of times, by several threads, until it is freed. The engine
 /// frees a slot only when no load of it is in progress. A demotion may still *read* a slot that is
 /// being freed; the checksum shows it.
 pub trait Tier: Send + Sync {
-    /// What this tier is. Cost: none.
+    /// Constants of this tier. Cost: none.
     fn info(&self) -> &TierInfo;
 
     /// Most stored bytes it may hold now. Cost: as [`Tier::usage`].
@@ -154,14 +232,15 @@ pub trait Tier: Send + Sync {
         self.info().capacity
     }
 
-    /// What it holds now. Cost: a few atomic loads; called on the fault path.
+    /// Bytes that it holds now. Cost: a few atomic loads; called on the fault path.
     fn usage(&self) -> TierUsage;
 
     /// DRAM that the tier uses now. It counts towards the client's limit. Cost: as [`Tier::usage`].
     fn dram(&self) -> Bytes {
-        match self.info().kind {
-            TierKind::Ram => self.usage().held,
-            TierKind::Nvm | TierKind::File | TierKind::Remote => Bytes(0),
+        if self.info().facts.charged_to_limit {
+            self.usage().held
+        } else {
+            Bytes(0)
         }
     }
 
@@ -179,8 +258,21 @@ pub trait Tier: Send + Sync {
         None
     }
 
-    /// Does a few milliseconds of deferred work. An idle worker calls it.
-    fn tidy(&self) {}
+    /// Does a few milliseconds of deferred work. An idle worker calls it. True: there is more.
+    fn tidy(&self) -> bool {
+        false
+    }
+
+    /// Ranges of slots, ascending, whose copies should be stored again so that the space of the
+    /// ranges can be given back. No slot of a range that has copies is given out until
+    /// [`Tier::gathered`]. Empty: nothing is to be done.
+    fn scattered(&self) -> Vec<Range<Slot>> {
+        Vec::new()
+    }
+
+    /// Tells the tier that all copies that could be stored again were. The slots of the ranges that
+    /// still have copies are used as before.
+    fn gathered(&self) {}
 
     /// Loads one page into `dst` (one whole page), or says where to read it. On the fault path: no
     /// allocation, no I/O.
@@ -202,6 +294,11 @@ pub trait Tier: Send + Sync {
             token,
             page: Err(LoadError::Failed(FailKind::Io)),
         });
+    }
+
+    /// The counts of a tier on other machines.
+    fn remote_counts(&self) -> Option<RemoteCounts> {
+        None
     }
 
     /// The tier is empty and used no more, or it is in a cluster and the run has ended. Gives its

@@ -3,15 +3,26 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// Bytes in one base page. Undercroft manages 4 KiB pages on x86-64.
-pub const PAGE_BYTES: usize = 4096;
+/// Bytes in one base page of the kernel on x86-64: what it maps, protects and charges. The size of
+/// a managed page is a [`PageSize`].
+pub const BASE_PAGE_BYTES: usize = 4096;
+
+/// Size of the pages of a space, of a tier's copies and of a buffer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum PageSize {
+    /// 4 KiB.
+    #[default]
+    Base,
+    /// 2 MiB.
+    Large,
+}
 
 /// A size in bytes. Text form: base 1024, suffix `K M G T` with optional `iB` or `B`, decimals
 /// allowed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Bytes(pub u64);
 
-/// A number of 4 KiB pages.
+/// A number of base pages. A page of 2 MiB counts as the 512 that it takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PageCount(pub u64);
 
@@ -29,17 +40,46 @@ pub struct ParseUnitError {
     examples: &'static str,
 }
 
+impl PageSize {
+    /// Every size, the smallest first.
+    pub const ALL: [PageSize; 2] = [PageSize::Base, PageSize::Large];
+
+    /// Bytes of one page.
+    #[inline]
+    pub const fn bytes(self) -> usize {
+        match self {
+            PageSize::Base => BASE_PAGE_BYTES,
+            PageSize::Large => 2 << 20,
+        }
+    }
+
+    /// Base pages of one page.
+    #[inline]
+    pub const fn base_pages(self) -> u64 {
+        (self.bytes() / BASE_PAGE_BYTES) as u64
+    }
+
+    /// How many pages are handled together where `most` base pages are: at least one.
+    #[inline]
+    pub const fn at_once(self, most: usize) -> usize {
+        match most / self.base_pages() as usize {
+            0 => 1,
+            count => count,
+        }
+    }
+}
+
 impl PageCount {
     /// The pages as bytes; saturates.
     pub fn bytes(self) -> Bytes {
-        Bytes(self.0.saturating_mul(PAGE_BYTES as u64))
+        Bytes(self.0.saturating_mul(BASE_PAGE_BYTES as u64))
     }
 }
 
 impl Bytes {
     /// Whole pages that fit into this size.
     pub fn pages_floor(self) -> PageCount {
-        PageCount(self.0 / PAGE_BYTES as u64)
+        PageCount(self.0 / BASE_PAGE_BYTES as u64)
     }
 }
 
@@ -52,6 +92,28 @@ impl Nanos {
     /// The duration in seconds, as reports give it.
     pub fn seconds(self) -> f64 {
         self.0 as f64 / 1e9
+    }
+}
+
+impl FromStr for PageSize {
+    type Err = ParseUnitError;
+
+    fn from_str(text: &str) -> Result<Self, ParseUnitError> {
+        let bytes: Bytes = text.parse()?;
+        let mut sizes = PageSize::ALL.into_iter();
+        let found = sizes.find(|size| size.bytes() as u64 == bytes.0);
+        found.ok_or_else(|| ParseUnitError {
+            text: text.to_owned(),
+            what: "page size",
+            why: "pages have 4 KiB or 2 MiB",
+            examples: "4K, 2M",
+        })
+    }
+}
+
+impl fmt::Display for PageSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Exact(Bytes(self.bytes() as u64)).fmt(f)
     }
 }
 
@@ -135,6 +197,22 @@ impl fmt::Display for Bytes {
     }
 }
 
+/// A size written so that it parses to the same number of bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Exact(pub Bytes);
+
+impl fmt::Display for Exact {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bytes = self.0.0;
+        for (shift, unit) in [(40, "T"), (30, "G"), (20, "M"), (10, "K")] {
+            if bytes > 0 && bytes.is_multiple_of(1 << shift) {
+                return write!(f, "{}{unit}", bytes >> shift);
+            }
+        }
+        write!(f, "{bytes}")
+    }
+}
+
 impl fmt::Display for Nanos {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
@@ -170,6 +248,30 @@ mod tests {
             let error = text.parse::<Bytes>().expect_err(text).to_string();
             assert!(error.contains("512M"), "{error}");
         }
+    }
+
+    #[test]
+    fn only_the_two_page_sizes_parse_and_they_print_as_they_parse() {
+        for size in PageSize::ALL {
+            assert_eq!(size.to_string().parse(), Ok(size));
+            assert_eq!(
+                size.base_pages() * BASE_PAGE_BYTES as u64,
+                size.bytes() as u64
+            );
+        }
+        for text in ["0", "4095", "8K", "1G", "4 pages"] {
+            let error = text.parse::<PageSize>().expect_err(text).to_string();
+            assert!(error.contains(text), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_bound_in_base_pages_lets_one_large_page_pass() {
+        assert_eq!(PageSize::Base.at_once(64), 64);
+        assert_eq!(
+            [64, 512, 1535].map(|most| PageSize::Large.at_once(most)),
+            [1, 1, 2]
+        );
     }
 
     #[test]

@@ -9,17 +9,16 @@ use clap::builder::styling::{AnsiColor, Styles};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use undercroft_api::Listen;
 use undercroft_base::{Bytes, Price};
-use undercroft_manager::options::{AccessScan, WhenFull};
 use undercroft_policy::place::PlacementName;
 use undercroft_policy::prefetch::PrefetchName;
 use undercroft_policy::reclaim::ReclaimName;
-use undercroft_qos::{LatencyBound, StallMax};
+use undercroft_proto::options::{AccessScan, WhenFull};
+use undercroft_qos::StallMax;
 use undercroft_tier::spec::TierSpec;
 
 use crate::set::{self, Change};
 use crate::show::StatusForm;
-use crate::trace::args::TraceArgs;
-use crate::values::{self, MemoryMax};
+use crate::values::{self, Latency, MemoryMax};
 
 const STYLES: Styles = Styles::styled()
     .header(AnsiColor::Green.on_default().bold())
@@ -40,7 +39,7 @@ const STYLES: Styles = Styles::styled()
                   Environment: UNDERCROFT_DIR = where tier files go by default; NO_COLOR = no colours."
 )]
 pub(crate) struct Cli {
-    /// What to do.
+    /// The subcommand.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -49,7 +48,7 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Run a program within a memory limit
-    Run(RunArgs),
+    Run(Box<RunArgs>),
     /// Run a real store at a quarter of its memory, verify every value, and compare
     Demo(DemoArgs),
     /// Check what this machine allows, and name the fix for what is missing
@@ -64,20 +63,12 @@ pub(crate) enum Command {
     Serve(ServeArgs),
     /// Change an option of a running program
     Set(SetArgs),
-    /// Let a program keep all its pages in memory for a while: evict nothing, move nothing
-    Pause(PauseArgs),
-    /// End a pause: keep to the limit again
-    Resume(ResumeArgs),
+    /// Copy the core of a process from standard input to standard output, whole
+    Core(CoreArgs),
     /// Put another binary of undercroft in place under running programs
     Upgrade(UpgradeArgs),
     /// List the kinds of tiers and their options, measure tiers, or empty one of a running program
     Tiers(TiersArgs),
-    /// Replay a trace of memory references over models of devices
-    Sim(crate::sim::args::SimArgs),
-    /// Run the benchmarks and draw their plots
-    Lab(LabArgs),
-    /// Record, generate, convert and show traces of memory references
-    Trace(TraceArgs),
     /// Print a completion script for a shell
     Completions {
         /// Which shell.
@@ -88,17 +79,10 @@ pub(crate) enum Command {
         /// Directory for one page a subcommand; made if it is missing.
         dir: Option<PathBuf>,
     },
-    /// What this binary can continue, as JSON; asked by `upgrade`.
+    /// Print what this binary can continue, as JSON; asked by `upgrade`.
     #[command(hide = true)]
     Versions,
-    /// The workload of `lab`.
-    #[command(hide = true)]
-    LabTouch {
-        /// Its own arguments.
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-        arguments: Vec<String>,
-    },
-    /// The bundled key-value store of `demo`.
+    /// The key-value store of `demo`.
     #[command(hide = true)]
     DemoKv {
         /// Unix socket to listen on.
@@ -121,32 +105,24 @@ pub(crate) struct RunArgs {
     #[arg(long = "tier", short = 't', value_name = "SPEC", value_parser = values::tier)]
     pub tiers: Vec<TierSpec>,
 
-    /// What a GiB of DRAM costs, in dollars. With it, and price= of each tier that is not DRAM, the
+    /// Price of a GiB of DRAM, in dollars. With it, and price= of each tier that is not DRAM, the
     /// report and `undercroft status` say what the run costs at its peak, and what it would cost
     /// all in DRAM. No price is assumed
-    #[arg(long, value_name = "DOLLARS")]
+    #[arg(long, value_name = "DOLLARS", hide = true)]
     pub memory_price: Option<Price>,
 
-    /// Size of the managed pages; only 4K is available
-    #[arg(long, value_name = "SIZE", default_value = "4K", value_parser = values::page_size)]
-    pub page_size: Bytes,
-
-    /// Policy that chooses the pages to evict: auto, active_inactive, clock, clock_w or lru
+    /// Policy that chooses the pages to evict: auto or lru
     #[arg(long = "policy", value_name = "NAME")]
     #[arg(default_value = values::RECLAIM_DEFAULT)]
     pub reclaim: ReclaimName,
 
     /// Policy that chooses the pages to load along with a fault: majority, readahead[:PAGES],
     /// window[:PAGES] or none
-    #[arg(long, value_name = "NAME", default_value = values::PREFETCH_DEFAULT)]
+    #[arg(long, value_name = "NAME", hide = true, default_value = values::PREFETCH_DEFAULT)]
     pub prefetch: PrefetchName,
 
-    /// Policy that chooses the tier of a page, and how much DRAM compressed pages may take:
-    /// worth (as much as pays), waterfall (all that `max=` allows), temperature (as waterfall;
-    /// slabs of 1 MiB also move down when they are not used, and up when they are), locality (as
-    /// waterfall; pages used in sequence go to the last tier, a disk), or latency_group (the
-    /// fastest tier below memory is a buffer: 64 pages that left one after the other move down
-    /// together, and up when one of them is needed)
+    /// Policy that chooses the tier of a page, and how much DRAM compressed pages may take: worth
+    /// (as much as pays) or waterfall (all that `max=` allows)
     #[arg(long, value_name = "NAME", default_value = values::PLACEMENT_DEFAULT)]
     pub placement: PlacementName,
 
@@ -158,8 +134,13 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
 
-    /// Record page faults and evictions as a trace, for `undercroft trace info` and `undercroft
-    /// sim`
+    /// End when everything that the program started has ended. By default `run` ends with its
+    /// program, and what that leaves behind stays managed
+    #[arg(long)]
+    pub wait_all: bool,
+
+    /// Record page faults and evictions as a trace, for `undercroft-lab trace info` and
+    /// `undercroft-lab sim`
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
 
@@ -168,8 +149,14 @@ pub(crate) struct RunArgs {
     /// has left, if the machine allows it. A scan costs some 0.15 us a page in memory, and
     /// interrupts the program's CPUs. It runs on a CPU that serves no faults, if there is one.
     /// Scans take at most a tenth of the time (auto: a twentieth). Needs CAP_BPF and CAP_PERFMON
-    #[arg(long, value_name = "INTERVAL|auto|never", default_value = "auto", value_parser = values::access_scan)]
+    #[arg(long, hide = true)]
+    #[arg(value_name = "INTERVAL|auto|never", default_value = "auto", value_parser = values::access_scan)]
     pub access_scan: AccessScan,
+
+    /// Threads that compress pages on their way out, the one that takes them out included. By
+    /// default half of the CPUs, 8 at most
+    #[arg(long, hide = true, value_name = "N", value_parser = values::compressors)]
+    pub compressors: Option<usize>,
 
     /// Print only errors: no summary at the end
     #[arg(long, short)]
@@ -177,39 +164,32 @@ pub(crate) struct RunArgs {
 
     /// Bound of the time that page-ins take: pPERCENTILE=TIME, such as p99=200us. Each second,
     /// control decides where pages go and how many leave at a time, so that it is kept. The report
-    /// and `undercroft status` say in how many windows it was
-    #[arg(long, value_name = "BOUND")]
-    pub latency: Option<LatencyBound>,
+    /// and `undercroft status` say in how many windows it was. With `,measure` it is only measured
+    #[arg(long, value_name = "BOUND[,measure]", value_parser = values::latency)]
+    pub latency: Option<Latency>,
 
-    /// Only measure how the bound of --latency is kept: no control
-    #[arg(long, requires = "latency")]
-    pub latency_measure_only: bool,
+    /// End the program when its manager dies. Without it another manager takes over, but not with
+    /// --trace or a redis tier
+    #[arg(long, conflicts_with = "takeovers_max")]
+    pub no_takeover: bool,
 
-    /// How often another manager may take over when one dies; 0: the program is ended then. 1000 by
-    /// default, 0 with --trace or a redis tier
-    #[arg(long, value_name = "COUNT")]
+    /// How often another manager may take over when one dies. 1000 by default, 0 with --trace or a
+    /// redis tier
+    #[arg(long, value_name = "COUNT", hide = true)]
     pub takeovers_max: Option<u32>,
 
     /// Most of its time that the program may wait for pages: a percentage, such as 30%. Needs
     /// --placement locality, and an SSD and a disk as the last two tiers: as far as the bound needs
     /// it, pages go to the SSD instead of the disk
-    #[arg(long, value_name = "PERCENT")]
+    #[arg(long, value_name = "PERCENT", hide = true)]
     pub stall_max: Option<StallMax>,
 
     /// Take memory, tiers and bound from the daemon (`undercroft daemon`), which may change the
-    /// limit while the program runs. --memory-max and --latency are further bounds. Tiers are the
-    /// daemon's if it has any
-    #[arg(long, conflicts_with = "trace")]
-    pub daemon: bool,
-
-    /// The class of the daemon's configuration
-    #[arg(
-        long,
-        value_name = "NAME",
-        default_value = "default",
-        requires = "daemon"
-    )]
-    pub class: String,
+    /// limit while the program runs. CLASS is one of its configuration. --memory-max and --latency
+    /// are further bounds. Tiers are the daemon's if it has any
+    #[arg(long, value_name = "CLASS", num_args = 0..=1, require_equals = true)]
+    #[arg(default_missing_value = "default", conflicts_with = "trace")]
+    pub daemon: Option<String>,
 
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
@@ -221,8 +201,9 @@ const RUN_EXAMPLES: &str = "Examples:
   undercroft run -m 25% --tier ram --tier file:/var/swap,size=20G -- python3 job.py
   undercroft run -m 1G --policy clock_w --report run.json -- gcc -O2 -c big.c
   undercroft run -m 1G --trace faults.uct -- gcc -O2 -c big.c
-  undercroft run -m 1G -t file:/ssd,size=9G -t file:/disk,size=9G --placement locality --stall-max 30% -- make
   undercroft run -m 1G -t nvm:/mnt/pmem,size=4G -t file:/var/swap,size=20G --latency p99=200us -- server
+
+More options, for measurements and for the policies of papers, are in docs/guide/options.md.
 
 Exit status: the program's own; 128+n when signal n ended it; 127 not found; 126 not executable;
 125 undercroft failed; 2 wrong usage.";
@@ -312,12 +293,12 @@ pub(crate) struct DaemonArgs {
     #[arg(long, value_name = "FILE", default_value = "/etc/undercroft.toml")]
     pub config: PathBuf,
 
-    /// What else to do.
+    /// The command to a running daemon, if any.
     #[command(subcommand)]
     pub command: Option<DaemonCommand>,
 }
 
-/// What else `undercroft daemon` does.
+/// Commands of `undercroft daemon`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum DaemonCommand {
     /// Check a configuration and show what it means
@@ -333,7 +314,7 @@ pub(crate) enum DaemonCommand {
 const DAEMON_EXAMPLES: &str = "Examples:
   undercroft daemon check --config undercroft.toml
   undercroft daemon --config undercroft.toml
-  undercroft run --daemon --class web -- redis-server
+  undercroft run --daemon=web -- redis-server
   undercroft daemon status
   systemctl reload undercroft           # SIGHUP: reads the configuration again
 
@@ -387,7 +368,8 @@ pub(crate) struct SetArgs {
     pub pid: u32,
 
     /// memory-max=SIZE, such as memory-max=512M, 50% or max; latency=BOUND, such as
-    /// latency=p99=300us, or latency=none; stall-max=PERCENT, such as stall-max=30%, or none
+    /// latency=p99=300us, or latency=none; stall-max=PERCENT, such as stall-max=30%, or none;
+    /// paused=yes or no: a paused run evicts nothing and moves nothing
     #[arg(value_name = "KEY=VALUE", value_parser = set::change)]
     pub change: Change,
 }
@@ -396,31 +378,29 @@ const SET_EXAMPLES: &str = "Examples:
   undercroft set 4711 memory-max=512M
   undercroft set 4711 latency=p99=300us
   undercroft set 4711 latency=none
-  undercroft set 4711 stall-max=50%";
+  undercroft set 4711 stall-max=50%
+  undercroft set 4711 paused=yes
 
-/// `undercroft pause`.
+While a run is paused, faults are served as ever, pages come in and none leaves, so the limit is not kept. A pause
+outlives its manager. `undercroft status`, `top` and the report show it.";
+
+/// `undercroft core`.
 #[derive(Debug, Args)]
-#[command(after_help = PAUSE_EXAMPLES)]
-pub(crate) struct PauseArgs {
-    /// The run's process id, as `undercroft status` shows it
+#[command(after_help = CORE_EXAMPLES)]
+pub(crate) struct CoreArgs {
+    /// The process id of the process that dumps core, as the kernel gives it (`%P`)
     pub pid: u32,
 }
 
-const PAUSE_EXAMPLES: &str =
-    "While a run is paused, faults are served as ever, pages come in and none leaves, so the \
-limit is not kept.
-A pause outlives its manager. `undercroft status`, `top` and the report show it.
+const CORE_EXAMPLES: &str =
+    "The kernel takes pages that have left memory for zeros. This command is for a handler of cores \
+(core_pattern):
+it has the pages of the process brought in first. The core of a process without undercroft is \
+copied as it is.
 
-Examples:
-  undercroft pause 4711
-  undercroft resume 4711";
-
-/// `undercroft resume`.
-#[derive(Debug, Args)]
-pub(crate) struct ResumeArgs {
-    /// The run's process id, as `undercroft status` shows it
-    pub pid: u32,
-}
+Example, as root, with the file packaging/core-handler:
+  sysctl kernel.core_pipe_limit=16
+  sysctl kernel.core_pattern='|/usr/local/lib/undercroft/core-handler %P %e'";
 
 /// `undercroft upgrade`.
 #[derive(Debug, Args)]
@@ -458,7 +438,7 @@ Exit status: 0 all are upgraded; 1 one at least is not.";
 #[derive(Debug, Args)]
 #[command(after_help = TIERS_EXAMPLES, args_conflicts_with_subcommands = true)]
 pub(crate) struct TiersArgs {
-    /// What to do with a tier.
+    /// The command for tiers of running programs, if any.
     #[command(subcommand)]
     pub command: Option<TiersCommand>,
 
@@ -473,7 +453,7 @@ pub(crate) struct TiersArgs {
     pub json: bool,
 }
 
-/// What `undercroft tiers` does with the tiers of running programs.
+/// Commands of `undercroft tiers` for the tiers of running programs.
 #[derive(Debug, Subcommand)]
 pub(crate) enum TiersCommand {
     /// Show the tiers of running programs: how fast they are, what they hold, what they cost, how
@@ -491,7 +471,7 @@ pub(crate) enum TiersCommand {
     Change(TiersChange),
 }
 
-/// What `undercroft tiers` does with one tier.
+/// Commands of `undercroft tiers` that change a tier.
 #[derive(Debug, Subcommand)]
 pub(crate) enum TiersChange {
     /// Empty a tier while its program runs: no new page goes there, and its pages move to the
@@ -565,10 +545,6 @@ pub(crate) struct DemoArgs {
     #[arg(long, value_name = "COUNT", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=100))]
     pub rounds: u16,
 
-    /// Which store to use
-    #[arg(long, value_enum, value_name = "NAME", default_value_t = StoreArg::Auto)]
-    pub store: StoreArg,
-
     /// Skip the comparison with kernel swap
     #[arg(long)]
     pub no_kernel_swap: bool,
@@ -580,110 +556,4 @@ pub(crate) struct DemoArgs {
     /// Print the results as JSON
     #[arg(long)]
     pub json: bool,
-}
-
-/// `--store` as typed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum StoreArg {
-    /// redis-server if it is installed, otherwise the bundled store
-    Auto,
-    /// redis-server
-    Redis,
-    /// The bundled key-value store
-    Bundled,
-}
-
-/// `undercroft lab`.
-#[derive(Debug, Args)]
-pub(crate) struct LabArgs {
-    /// What to do.
-    #[command(subcommand)]
-    pub command: LabCommand,
-}
-
-/// Every command of the lab.
-#[derive(Debug, Subcommand)]
-pub(crate) enum LabCommand {
-    /// List the experiments
-    List(JsonArgs),
-    /// Run one experiment, or all, beside kernel swap (needs root)
-    Run(LabRunArgs),
-    /// Set performance against cost: what each run costs at its peak, and what it does for that
-    Cost(LabCostArgs),
-    /// Draw the plots of existing results again
-    Plot {
-        /// results.json of a run.
-        results: PathBuf,
-        /// Directory for the plots.
-        #[arg(long, value_name = "DIR")]
-        out: PathBuf,
-    },
-}
-
-/// `undercroft lab cost`.
-#[derive(Debug, Args)]
-#[command(after_help = LAB_COST_EXAMPLES)]
-pub(crate) struct LabCostArgs {
-    /// Reports of runs with prices (`run --report`). The first is what the others are compared
-    /// with: give a run that has all in DRAM. No report: a small set of simulated runs
-    #[arg(value_name = "REPORT")]
-    pub reports: Vec<PathBuf>,
-
-    /// Print JSON instead of text
-    #[arg(long)]
-    pub json: bool,
-}
-
-const LAB_COST_EXAMPLES: &str = "Examples:
-  undercroft lab cost
-  undercroft run -m max --memory-price 4.5 --report all.json -- python3 job.py
-  undercroft run -m 1G --memory-price 4.5 -t file:/ssd,size=9G,price=0.1,tbw=600T --report ssd.json -- python3 job.py
-  undercroft lab cost all.json ssd.json
-
-Without reports everything is simulated, with the prices of the simulator's models: round ones of 2021.
-Cost: peak use of DRAM and of each tier, times its price (RapidSwap, section 4.3). Performance a cost:
-section 4.4. The performance of a report is 1 / its run time, so all must be of the same work.";
-
-/// `undercroft lab run`.
-#[derive(Debug, Args)]
-pub(crate) struct LabRunArgs {
-    /// Name from `undercroft lab list`
-    pub name: String,
-
-    /// Directory for results.json, results.md and plots
-    #[arg(long, value_name = "DIR")]
-    pub out: PathBuf,
-
-    /// Seconds instead of minutes: checks that everything works; the numbers mean little
-    #[arg(long)]
-    pub small: bool,
-
-    /// How often each setting is measured; default: the experiment's own number
-    #[arg(long, value_name = "COUNT")]
-    pub rounds: Option<usize>,
-
-    /// Only the programs whose name contains one of these, by commas (experiment `programs`)
-    #[arg(long, value_name = "TEXT,..", value_delimiter = ',')]
-    pub only: Vec<String>,
-
-    /// Only these settings, by commas: undercroft (the defaults), swapfile, zram, undercroft-lru or
-    /// another fixed one (experiment `programs`)
-    #[arg(long, value_name = "NAME,..", value_delimiter = ',')]
-    pub settings: Vec<String>,
-
-    /// Memory of the workload; default: the experiment's own
-    #[arg(long, value_name = "SIZE", value_parser = values::footprint)]
-    pub footprint: Option<Bytes>,
-
-    /// Where swap files and file tiers go, on a disk; default: the --out directory
-    #[arg(long, value_name = "DIR")]
-    pub swap_dir: Option<PathBuf>,
-
-    /// Measure only the kernel's settings
-    #[arg(long)]
-    pub kernel_only: bool,
-
-    /// More options for `undercroft run`, after --
-    #[arg(last = true, value_name = "OPTION")]
-    pub undercroft_options: Vec<String>,
 }

@@ -1,14 +1,14 @@
 //! `undercroft status --mrc`: what other limits would have cost, as a table with bars.
 
 use undercroft_base::{Bytes, Nanos};
-use undercroft_manager::report::{LimitPoint, MissRatioCurve, Snapshot};
+use undercroft_proto::report::{LimitPoint, MissRatioCurve, Snapshot};
 
 /// Characters of the longest bar.
 const BAR: usize = 24;
 
 /// The curve of one running program.
 pub(crate) fn table(snapshot: &Snapshot) -> String {
-    let mut text = format!("{}  {}\n", snapshot.pid, snapshot.command.join(" "));
+    let mut text = format!("{}  {}\n", snapshot.pid, snapshot.command_line());
     match (&snapshot.mrc, snapshot.memory_max_bytes) {
         (Some(mrc), _) => text.push_str(&limits(mrc)),
         (None, None) => text.push_str("  no limit, so nothing is known of limits\n"),

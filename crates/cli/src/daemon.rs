@@ -9,12 +9,12 @@ use signal_hook::consts::SIGHUP;
 
 use undercroft_base::Bytes;
 use undercroft_daemon::{Config, ServeError};
-use undercroft_manager::grant::{DaemonStatus, MemberLatency, MemberStatus};
-use undercroft_manager::keeper::held;
+use undercroft_keeper::held;
+use undercroft_proto::grant::{DaemonStatus, MemberLatency, MemberStatus};
 
 use crate::args::{DaemonArgs, DaemonCommand};
-use crate::failure::{Failure, status};
 use crate::{serve, show, values};
+use undercroft_terminal::{Failure, status};
 
 /// Serves until SIGINT or SIGTERM, or does what the subcommand says.
 pub(crate) fn daemon(args: DaemonArgs) -> Result<u8, Failure> {
@@ -218,7 +218,7 @@ fn cells(client: &MemberStatus) -> [String; 10] {
 
 #[cfg(test)]
 mod tests {
-    use undercroft_manager::grant::{Bound, Goes, Turn};
+    use undercroft_proto::grant::{Bound, Goes, Turn};
 
     use super::*;
 

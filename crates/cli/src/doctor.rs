@@ -5,8 +5,8 @@ use std::io::IsTerminal;
 use serde::Serialize;
 use undercroft_sys::probe::{Check, KernelReport, State};
 
-use crate::failure::{Failure, status};
 use crate::show;
+use undercroft_terminal::{Failure, status};
 
 #[derive(Serialize)]
 struct Document {

@@ -5,13 +5,13 @@ use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
 use undercroft_base::{Nanos, PageCount};
-use undercroft_manager::control::{Answered, Ask};
-use undercroft_manager::report::{Drain, Snapshot, TierSnapshot};
+use undercroft_proto::messages::{Answered, Ask};
+use undercroft_proto::report::{Drain, Snapshot, TierSnapshot};
 use undercroft_tier::spec::TierSpec;
 
 use crate::args::TiersChange;
-use crate::failure::{Failure, status};
 use crate::{live, show};
+use undercroft_terminal::{Failure, status};
 
 /// Time between two looks.
 const PAUSE: Duration = Duration::from_millis(250);
@@ -53,16 +53,16 @@ fn find(tiers: &[TierSnapshot], wanted: &str) -> Option<usize> {
     let by_number = wanted.parse::<usize>().ok();
     match by_number {
         Some(number) => (1..=tiers.len()).contains(&number).then(|| number - 1),
-        None => tiers.iter().position(|tier| tier.name == wanted),
+        None => tiers.iter().position(|tier| tier.figures.name == wanted),
     }
 }
 
 fn snapshot_of(pid: u32) -> Result<Option<Snapshot>, Failure> {
     let mut all = live::snapshots()?.into_iter();
-    Ok(all.find(|snapshot| snapshot.pid == pid))
+    Ok(all.find(|snapshot| snapshot.is_of(pid)))
 }
 
-/// What is done with a tier, for messages.
+/// Names what is done with a tier, for messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verb {
     Drain,
@@ -94,10 +94,10 @@ pub(crate) fn change(command: &TiersChange) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// What a tier is now, in words.
+/// The state of a tier, in words.
 fn state(at: usize, tier: &TierSnapshot) -> String {
-    let (number, name) = (at + 1, &tier.name);
-    match (&tier.drain, tier.rank) {
+    let (number, name) = (at + 1, &tier.figures.name);
+    match (&tier.figures.drain, tier.rank) {
         (Some(drain), _) => format!("tier {number}, {name}: {}", progress(drain)),
         (None, Some(rank)) => format!(
             "tier {number}, {name}: in use, number {rank} by speed; a load takes {}",
@@ -150,7 +150,7 @@ fn watch(pid: u32, at: usize, verb: Verb) -> Result<Option<usize>, Failure> {
         let Some(snapshot) = snapshot_of(pid)? else {
             return Ok(None);
         };
-        let Some(drain) = snapshot.tiers.get(at).and_then(|tier| tier.drain) else {
+        let Some(drain) = snapshot.tiers.get(at).and_then(|tier| tier.figures.drain) else {
             return Err(Failure::new(
                 status::FAILED,
                 format!("tier {} of run {pid} is used again", at + 1),
@@ -224,13 +224,11 @@ fn add(pid: u32, wanted: &str) -> Result<usize, Failure> {
 /// The description of a tier with an absolute path: the manager is in another folder. Error: it is
 /// none.
 fn absolute(wanted: &str) -> Result<String, String> {
-    let mut spec: TierSpec = wanted.parse().map_err(|error| format!("{error}"))?;
-    let path = match &mut spec {
-        TierSpec::Nvm(nvm) => &mut nvm.path,
-        TierSpec::File(file) => &mut file.path,
-        TierSpec::Ram(_) | TierSpec::Remote(_) => return Ok(wanted.to_owned()),
+    let spec: TierSpec = wanted.parse().map_err(|error| format!("{error}"))?;
+    let Some(path) = &spec.path else {
+        return Ok(wanted.to_owned());
     };
-    let whole = std::path::absolute(&*path).map_err(|error| error.to_string())?;
+    let whole = std::path::absolute(path).map_err(|error| error.to_string())?;
     let (old, whole) = (path.display().to_string(), whole.display());
     let options = wanted
         .split_once(':')
@@ -241,6 +239,8 @@ fn absolute(wanted: &str) -> Result<String, String> {
 
 #[cfg(test)]
 mod tests {
+    use undercroft_proto::report::TierFigures;
+
     use super::*;
 
     fn drain_of(pages_left: u64, seconds_left: Option<f64>, stuck: bool) -> Drain {
@@ -292,23 +292,25 @@ mod tests {
     #[test]
     fn a_tier_is_found_by_number_or_name() {
         let tier = |name: &str| TierSnapshot {
-            name: name.to_owned(),
+            figures: TierFigures {
+                name: name.to_owned(),
+                kind: "file".to_owned(),
+                emulated: false,
+                ratio: None,
+                reads: 0,
+                writes: 0,
+                written_bytes: 0,
+                updates: 0,
+                cost: None,
+                wear: None,
+                remote: None,
+                drain: None,
+            },
             rank: Some(1),
             load_seconds: 0.0,
-            kind: "file".to_owned(),
-            emulated: false,
             logical_bytes: 0,
             stored_bytes: 0,
             held_bytes: 0,
-            ratio: None,
-            reads: 0,
-            writes: 0,
-            written_bytes: 0,
-            updates: 0,
-            cost: None,
-            wear: None,
-            remote: None,
-            drain: None,
             profile: None,
         };
         let tiers = [tier("ram"), tier("file:/a"), tier("file:/b")];

@@ -2,35 +2,47 @@
 //! running managers for their state.
 
 use std::ffi::OsStr;
+use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
 
-use undercroft_manager::control::{Answered, Ask};
-use undercroft_manager::keeper::upgrade::Told;
-use undercroft_manager::options::RunOptions;
-use undercroft_manager::report::Snapshot;
-use undercroft_manager::{control, keeper};
+use undercroft_keeper as keeper;
+use undercroft_keeper::upgrade::Told;
+use undercroft_manager::control;
+use undercroft_proto::messages::{Answered, Ask, MANAGER_TITLE};
+use undercroft_proto::options::RunOptions;
+use undercroft_proto::report::Snapshot;
 
-use crate::failure::{Failure, status as code};
+use undercroft_terminal::{Failure, status as code};
 
 /// Runs a program to its end. Returns its exit status.
 pub(crate) fn run(options: RunOptions) -> Result<u8, Failure> {
     Ok(keeper::run(&options) as u8)
 }
 
-/// `undercroft manager`, the manager of one run; started by `run`, never by hand.
-/// * `launch`: the launch description, as JSON.
-pub(crate) fn serve(launch: &OsStr) -> Result<u8, Failure> {
+/// Whether a process of this name (`argv[0]`) is to be the manager of a run.
+pub(crate) fn is_manager(name: Option<&OsStr>) -> bool {
+    name.is_some_and(|name| name.as_bytes().starts_with(MANAGER_TITLE.as_bytes()))
+}
+
+/// The manager of one run; started by `run`, never by hand. Standard input has the launch
+/// description, as JSON.
+pub(crate) fn serve() -> Result<u8, Failure> {
     let failed = |why: String| {
         Failure::new(
             code::RUN_FAILED,
             "the manager cannot serve",
             &why,
-            "`undercroft manager` is started by `undercroft run`, not by hand; `undercroft doctor` \
-             says what is missing",
+            "managers are started by `undercroft run`, not by hand; `undercroft doctor` says what is \
+             missing",
         )
     };
-    let launch = serde_json::from_str(launch.to_str().unwrap_or(""))
-        .map_err(|error| failed(error.to_string()))?;
+    let mut bytes = Vec::new();
+    let read = std::io::stdin().read_to_end(&mut bytes);
+    read.map_err(|error| failed(error.to_string()))?;
+    let launch = serde_json::from_slice(&bytes).map_err(|error| failed(error.to_string()))?;
+    drop(bytes);
     control::serve(launch).map_err(|error| failed(error.to_string()))?;
     Ok(0)
 }
@@ -43,6 +55,11 @@ pub(crate) fn snapshots() -> Result<Vec<Snapshot>, Failure> {
 /// Has run `pid` do something. `None`: it does not answer.
 pub(crate) fn ask(pid: u32, what: Ask) -> Option<Answered> {
     keeper::status::ask(pid, what)
+}
+
+/// Has the run of process `pid` bring all its pages in. `None`: it has no run.
+pub(crate) fn bring_home(pid: u32, patience: Duration) -> Option<Answered> {
+    keeper::status::ask_about(pid, &Ask::Core(pid), patience)
 }
 
 /// Has the keeper of run `pid` replace its manager by one of `binary`. `None`: it does not answer.

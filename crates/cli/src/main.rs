@@ -2,45 +2,44 @@
 //! its status.
 
 mod args;
+mod core;
 mod curve;
 mod daemon;
 mod demo;
 mod doctor;
 mod drain;
-mod failure;
-mod lab;
 mod live;
 mod manual;
 mod measure;
+#[cfg(test)]
+mod options_page;
 mod preflight;
 mod run;
 mod serve;
 mod set;
 mod show;
-mod sim;
-mod storm;
 mod tier_kinds;
 mod tiers_shown;
 mod top;
-mod trace;
 mod upgrade;
 mod values;
 
-use std::ffi::OsString;
 use std::io::Write;
 use std::process::ExitCode;
 
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser};
 
 use args::{Cli, Command};
-use failure::Failure;
+use undercroft_terminal::{Failure, status};
 
 fn main() -> ExitCode {
     // A manager reads no command line: what that takes of its heap it would keep for the run.
-    let words: Vec<OsString> = std::env::args_os().skip(1).take(2).collect();
-    let ended = match words.as_slice() {
-        [name, launch] if name == "manager" => live::serve(launch).map(ExitCode::from),
-        _ => dispatch(Cli::parse().command),
+    let name = std::env::args_os().next();
+    let ended = if live::is_manager(name.as_deref()) {
+        live::serve().map(ExitCode::from)
+    } else {
+        read_command().and_then(dispatch)
     };
     match ended {
         Ok(code) => code,
@@ -51,27 +50,66 @@ fn main() -> ExitCode {
     }
 }
 
+/// Commands that were in use once, and what to use instead.
+const COMMANDS_GONE: [(&str, &str); 2] = [
+    ("pause", "use `undercroft set PID paused=yes`"),
+    ("resume", "use `undercroft set PID paused=no`"),
+];
+
+/// Options of `run` that were in use once, and what to use instead.
+const GONE: [(&str, &str); 3] = [
+    ("--class", "use --daemon=CLASS"),
+    ("--latency-measure-only", "use --latency p99=200us,measure"),
+    (
+        "--page-size",
+        "leave it out: only memory of 4 KiB pages is managed, and 2 MiB pages are not available yet",
+    ),
+];
+
+/// The command line. A wrong one ends the process with status 2, and so does `--help` with 0.
+fn read_command() -> Result<Command, Failure> {
+    let error = match Cli::try_parse() {
+        Ok(cli) => return Ok(cli.command),
+        Err(error) => error,
+    };
+    let (context, all): (_, &[(&str, &str)]) = match error.kind() {
+        ErrorKind::InvalidSubcommand => (ContextKind::InvalidSubcommand, &COMMANDS_GONE),
+        ErrorKind::UnknownArgument if is_of_run() => (ContextKind::InvalidArg, &GONE),
+        _ => error.exit(),
+    };
+    let Some(ContextValue::String(word)) = error.get(context) else {
+        error.exit()
+    };
+    let name = word.split('=').next().unwrap_or(word);
+    match all.iter().find(|(gone, _)| *gone == name) {
+        Some((gone, instead)) => Err(Failure::new(
+            status::USAGE,
+            format!("{gone} is gone"),
+            "an earlier version had it",
+            *instead,
+        )),
+        None => error.exit(),
+    }
+}
+
+fn is_of_run() -> bool {
+    std::env::args_os().nth(1).is_some_and(|word| word == "run")
+}
+
 /// Runs one subcommand. Returns its status, or why it could not run.
 fn dispatch(command: Command) -> Result<ExitCode, Failure> {
     let status = match command {
-        Command::Run(args) => live::run(run::options(args)?),
+        Command::Run(args) => live::run(run::options(*args)?),
         Command::Status(args) => show::status(&live::snapshots()?, args.pid, args.form()),
         Command::Top(args) => top::top(args.interval, args.sort),
         Command::Serve(args) => serve::serve(&args),
         Command::Daemon(args) => daemon::daemon(args),
         Command::Set(args) => set::set(args.pid, args.change),
-        Command::Pause(args) => set::pause(args.pid, true),
-        Command::Resume(args) => set::pause(args.pid, false),
+        Command::Core(args) => core::core(args.pid),
         Command::Upgrade(args) => upgrade::upgrade(&args),
         Command::Versions => upgrade::versions(),
         Command::Demo(args) => demo::demo(&args),
         Command::DemoKv { socket } => demo::serve_bundled(&socket),
-        Command::Lab(args) => lab::lab(args.command),
-        Command::Trace(args) => trace::trace(args.command),
-        Command::LabTouch { arguments } => {
-            return Ok(undercroft_lab::touch::main(arguments.into_iter()));
-        }
-        Command::Sim(args) => sim::sim(args),
         Command::Doctor(args) => doctor::doctor(args.json),
         Command::Tiers(args::TiersArgs {
             command: Some(command),
@@ -94,6 +132,12 @@ fn dispatch(command: Command) -> Result<ExitCode, Failure> {
         Command::Man { dir } => manual::manual(Cli::command(), dir.as_deref()),
     };
     status.map(ExitCode::from)
+}
+
+/// Prints that a test did not run, past the test harness's capture: `NAME: reason`.
+#[cfg(test)]
+pub(crate) fn skip(what: &str) {
+    let _ = std::io::stderr().write_all(format!("SKIPPED: {what}\n").as_bytes());
 }
 
 #[cfg(test)]

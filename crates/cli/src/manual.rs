@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::Path;
 
-use crate::failure::{Failure, status};
+use undercroft_terminal::{Failure, status};
 
 /// Prints `undercroft(1)`, or writes it and one page for each subcommand into `directory`.
 pub(crate) fn manual(command: clap::Command, directory: Option<&Path>) -> Result<u8, Failure> {

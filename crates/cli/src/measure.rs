@@ -2,13 +2,13 @@
 
 use serde::Serialize;
 use undercroft_base::{Bytes, Nanos};
-use undercroft_manager::report::SCHEMA_VERSION;
+use undercroft_proto::report::SCHEMA_VERSION;
 use undercroft_tier::measure::measure;
 use undercroft_tier::profile::{Profile, Profiles, Times};
 use undercroft_tier::spec::TierSpec;
 
-use crate::failure::{Failure, status};
 use crate::show::{json, line};
+use undercroft_terminal::{Failure, status};
 
 /// `undercroft tiers --measure SPEC...`: one after the other.
 ///
@@ -90,7 +90,7 @@ pub(crate) fn table(profiles: &[Profile]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What a profile says of a tier of a run, in a line.
+/// A line of what a profile says of a tier of a run.
 pub(crate) fn words(of: &Profile) -> String {
     let mark = if of.emulated { ", emulated" } else { "" };
     format!(

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use undercroft_sys::image::Image;
 
-use crate::failure::{Failure, status};
+use undercroft_terminal::{Failure, status};
 
 /// Most nested interpreters that are followed: as many as the kernel follows.
 const INTERPRETERS_MAX: usize = 5;
@@ -290,7 +290,7 @@ mod tests {
         let other = std::os::unix::fs::chown(&path, Some(65534), None)
             .and_then(|()| fs::set_permissions(&path, fs::Permissions::from_mode(0o4755)));
         if let Err(error) = other {
-            crate::failure::skip(&format!(
+            crate::skip(&format!(
                 "setuid_to_another_user_is_refused: only root can give a file away ({error})"
             ));
             return;

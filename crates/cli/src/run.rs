@@ -6,15 +6,13 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use undercroft_base::{Bytes, TierId};
-use undercroft_manager::options::{ClientOptions, Rights, RunOptions};
-use undercroft_tier::spec::{FileSpec, RamSpec, Rated, TierSpec};
+use undercroft_proto::options::{ClientOptions, Rights, RunOptions};
+use undercroft_tier::dram;
+use undercroft_tier::spec::TierSpec;
 
 use crate::args::RunArgs;
-use crate::failure::{Failure, status};
 use crate::{preflight, values};
-
-/// Kind of file system whose files are in memory: a tier there would save nothing.
-const TMPFS_MAGIC: i64 = 0x0102_1994;
+use undercroft_terminal::{Failure, status};
 
 /// Everything before the run itself: checks and defaults. Nothing is started, and nothing left
 /// behind.
@@ -47,15 +45,9 @@ pub(crate) fn options(args: RunArgs) -> Result<RunOptions, Failure> {
     } else {
         args.tiers
     };
-    if tiers.len() > TierId::MAX {
-        return Err(Failure::new(
-            status::USAGE,
-            format!("{} tiers are too many", tiers.len()),
-            format!("a page entry has room for {}", TierId::MAX),
-            "leave some --tier options out",
-        ));
-    }
-    let takeovers_max = takeovers(args.takeovers_max, &tiers, args.trace.is_some())?;
+    check_count(&tiers)?;
+    let takeovers_asked = args.takeovers_max.or(args.no_takeover.then_some(0));
+    let takeovers_max = takeovers(takeovers_asked, &tiers, args.trace.is_some())?;
     let client = ClientOptions {
         memory_max: Bytes(memory_max),
         tiers,
@@ -66,13 +58,14 @@ pub(crate) fn options(args: RunArgs) -> Result<RunOptions, Failure> {
         quiet: args.quiet,
         trace: args.trace,
         access_scan: args.access_scan,
-        latency: args.latency,
-        latency_control: !args.latency_measure_only,
+        latency: args.latency.map(|asked| asked.bound),
+        latency_control: !args.latency.is_some_and(|asked| asked.measure_only),
         stall_max: args.stall_max,
         takeovers_max,
         class: None,
         memory_price: args.memory_price,
         rights: Rights::default(),
+        compressors: args.compressors,
     };
     let both = client.latency.map_or(Ok(()), |_| client.can_bound_both());
     if let (Some(bound), Err(why)) = (client.stall_max, client.can_bound_stall().and(both)) {
@@ -86,9 +79,25 @@ pub(crate) fn options(args: RunArgs) -> Result<RunOptions, Failure> {
     Ok(RunOptions {
         client,
         command: args.command,
-        report: args.report,
-        daemon: args.daemon.then_some(args.class),
+        // The keeper leaves its folder if it outlives the program.
+        report: args
+            .report
+            .map(|path| std::path::absolute(&path).unwrap_or(path)),
+        daemon: args.daemon,
+        wait_all: args.wait_all,
     })
+}
+
+fn check_count(tiers: &[TierSpec]) -> Result<(), Failure> {
+    if tiers.len() <= TierId::MAX {
+        return Ok(());
+    }
+    Err(Failure::new(
+        status::USAGE,
+        format!("{} tiers are too many", tiers.len()),
+        format!("a page entry has room for {}", TierId::MAX),
+        "leave some --tier options out",
+    ))
 }
 
 /// Takeovers of a run of which the user says nothing. Managers that die again and again at once are
@@ -97,15 +106,13 @@ const TAKEOVERS_MAX: u32 = 1000;
 
 /// How often another manager may take over. Error: it is asked for where none can.
 fn takeovers(asked: Option<u32>, tiers: &[TierSpec], traces: bool) -> Result<u32, Failure> {
-    let is_remote = |tier: &TierSpec| matches!(tier, TierSpec::Remote(_));
+    let mut kinds = tiers.iter().map(TierSpec::kind);
     let hindrance = if traces {
-        Some((
-            "no manager can continue a trace of another",
-            "its books begin anew",
-        ))
-    } else if tiers.iter().any(is_remote) {
-        let why = "its copies would have no owner";
-        Some(("no manager can take over a redis tier yet", why))
+        let what = "no manager can continue a trace of another".to_owned();
+        Some((what, "its books begin anew"))
+    } else if let Some(lost) = kinds.find(|kind| kind.version.is_none()) {
+        let what = format!("no manager can take over a {} tier yet", lost.facts.kind);
+        Some((what, "its copies would have no owner"))
     } else {
         None
     };
@@ -148,16 +155,10 @@ fn default_tiers() -> Result<Vec<TierSpec>, Failure> {
         std::env::var_os("UNDERCROFT_DIR").map(PathBuf::from),
         std::env::temp_dir(),
     )?;
-    match directory.to_str() {
-        Some(text) if !text.contains(',') => Ok(vec![
-            TierSpec::Ram(RamSpec::default()),
-            TierSpec::File(FileSpec {
-                path: directory,
-                size: None,
-                shape: None,
-                rated: Rated::default(),
-            }),
-        ]),
+    let text = directory.to_str().filter(|text| !text.contains(','));
+    let tiers = text.map(|text| ["ram".parse(), format!("file:{text}").parse()]);
+    match tiers {
+        Some([Ok(first), Ok(second)]) => Ok(vec![first, second]),
         _ => Err(Failure::new(
             status::RUN_FAILED,
             format!("cannot use {} for the file tier", directory.display()),
@@ -198,9 +199,10 @@ fn bad_directory(directory: &Path, why: String) -> Failure {
     )
 }
 
-/// True if files there are in memory, or if that is unknown: such a directory is not used either.
+/// True if files there are in memory, or if it cannot be opened: such a directory is not used
+/// either.
 fn is_memory(directory: &Path) -> bool {
-    rustix::fs::statfs(directory).map_or(true, |found| found.f_type == TMPFS_MAGIC)
+    dram::holds_path(directory).unwrap_or(true)
 }
 
 /// The report (or the trace) must not fail after hours of running. So its directory is tried now,
@@ -251,7 +253,7 @@ mod tests {
     #[test]
     fn tier_directory_avoids_a_temporary_directory_that_is_memory() {
         if !is_memory(Path::new("/dev/shm")) || is_memory(Path::new("/var/tmp")) {
-            crate::failure::skip(
+            crate::skip(
                 "tier_directory_avoids_a_temporary_directory_that_is_memory: needs /dev/shm on \
                  tmpfs and /var/tmp on a disk",
             );

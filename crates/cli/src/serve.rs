@@ -8,8 +8,8 @@ use signal_hook::low_level::pipe;
 use undercroft_api::{Listen, Live, Rights, Server};
 
 use crate::args::ServeArgs;
-use crate::failure::{Failure, status};
 use crate::show;
+use undercroft_terminal::{Failure, status};
 
 /// Serves until SIGINT or SIGTERM.
 pub(crate) fn serve(args: &ServeArgs) -> Result<u8, Failure> {
@@ -38,7 +38,7 @@ pub(crate) fn signals() -> io::Result<(UnixStream, UnixStream)> {
     Ok((ended, signal))
 }
 
-/// What callers may do. Errors: options that do not go together.
+/// Rights of callers. Errors: options that do not go together.
 fn check(args: &ServeArgs) -> Result<Rights, Failure> {
     if !args.listen.is_local() && !args.allow_remote {
         return Err(Failure::new(

@@ -1,14 +1,14 @@
-//! `undercroft set`, `pause` and `resume`: change how a running program is managed.
+//! `undercroft set`: changes how a running program is managed.
 
 use undercroft_base::Bytes;
-use undercroft_manager::control::{Answered, Ask};
+use undercroft_proto::messages::{Answered, Ask};
 use undercroft_qos::{LatencyBound, StallMax};
 
-use crate::failure::{Failure, status};
 use crate::values::{self, MemoryMax};
 use crate::{live, show};
+use undercroft_terminal::{Failure, status};
 
-/// What is to change, as `KEY=VALUE`.
+/// A change, as `KEY=VALUE`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Change {
     /// The bound of page-ins; `None`: there is none from now on.
@@ -17,6 +17,8 @@ pub(crate) enum Change {
     MemoryMax(MemoryMax),
     /// Most of its time that the program may wait; `None`: no bound from now on.
     StallMax(Option<StallMax>),
+    /// Nothing is evicted, and nothing moves.
+    Paused(bool),
 }
 
 /// Reads `KEY=VALUE`. Errors: for the user.
@@ -33,9 +35,12 @@ pub(crate) fn change(text: &str) -> Result<Change, String> {
             Err(error) => Err(error.to_string()),
         },
         Some(("memory-max", limit)) => values::memory_max(limit).map(Change::MemoryMax),
+        Some(("paused", "yes")) => Ok(Change::Paused(true)),
+        Some(("paused", "no")) => Ok(Change::Paused(false)),
+        Some(("paused", _)) => Err("it is `paused=yes` or `paused=no`".to_owned()),
         _ => Err(
-            "only `memory-max`, `latency` and `stall-max` can be set; use for example memory-max=512M or \
-             latency=p99=300us"
+            "only `memory-max`, `latency`, `stall-max` and `paused` can be set; use for example \
+             memory-max=512M or latency=p99=300us"
                 .to_owned(),
         ),
     }
@@ -43,23 +48,21 @@ pub(crate) fn change(text: &str) -> Result<Change, String> {
 
 /// Changes an option of run `pid`.
 pub(crate) fn set(pid: u32, change: Change) -> Result<u8, Failure> {
-    if !live::snapshots()?.iter().any(|run| run.pid == pid) {
+    if !live::snapshots()?.iter().any(|run| run.is_of(pid)) {
         return Err(live::no_run(pid));
     }
     match change {
         Change::Latency(bound) => set_latency(pid, bound),
         Change::MemoryMax(limit) => set_memory_max(pid, limit),
         Change::StallMax(bound) => set_stall_max(pid, bound),
+        Change::Paused(paused) => pause(pid, paused),
     }
 }
 
 /// Pauses run `pid`, or ends its pause.
-pub(crate) fn pause(pid: u32, paused: bool) -> Result<u8, Failure> {
-    if !live::snapshots()?.iter().any(|run| run.pid == pid) {
-        return Err(live::no_run(pid));
-    }
+fn pause(pid: u32, paused: bool) -> Result<u8, Failure> {
     let done = if paused {
-        format!("Run {pid} is paused: no page leaves, until `undercroft resume {pid}`.")
+        format!("Run {pid} is paused: no page leaves, until `undercroft set {pid} paused=no`.")
     } else {
         format!(
             "Run {pid} keeps to its limit again; `undercroft status {pid}` shows how far it is."
@@ -139,6 +142,7 @@ mod tests {
             Ok(Change::Latency(Some(bound)))
         );
         assert_eq!(change("latency=none"), Ok(Change::Latency(None)));
+        assert_eq!(change("paused=yes"), Ok(Change::Paused(true)));
         let size = MemoryMax::Size(Bytes(512 << 20));
         assert_eq!(change("memory-max=512M"), Ok(Change::MemoryMax(size)));
         assert_eq!(
@@ -150,6 +154,8 @@ mod tests {
             ("latency=fast", "pPERCENTILE"),
             ("memory-max=1K", "cannot make progress"),
             ("memory-max=", "or a share"),
+            ("paused=1", "paused=yes"),
+            ("pause=yes", "`paused`"),
         ] {
             let error = change(text).expect_err(text);
             assert!(error.contains(part), "{error}");

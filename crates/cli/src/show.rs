@@ -1,51 +1,19 @@
-//! The output of `status`, as text and as JSON, and how anything is printed.
-
-use std::io::{self, Write};
+//! The output of `status`, as text and as JSON.
 
 use serde::Serialize;
 use undercroft_base::{Bytes, Nanos};
-use undercroft_manager::report::{SCHEMA_VERSION, Snapshot, bound_summary};
+use undercroft_proto::report::{SCHEMA_VERSION, Snapshot, bound_summary};
 
-use crate::curve;
-use crate::failure::{Failure, status};
-
-/// Prints `value` as indented JSON on standard output.
-pub(crate) fn json<T: Serialize>(value: &T) -> Result<(), Failure> {
-    let text =
-        serde_json::to_string_pretty(value).map_err(|error| cannot_print(&error.to_string()))?;
-    line(&text)
-}
-
-/// Prints one line on standard output. A closed pipe is no error.
-pub(crate) fn line(text: &str) -> Result<(), Failure> {
-    match writeln!(io::stdout(), "{text}") {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(cannot_print(&error.to_string()))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Whether colours are allowed (`NO_COLOR`). The caller also checks for a terminal.
-pub(crate) fn colours() -> bool {
-    std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
-}
-
-fn cannot_print(why: &str) -> Failure {
-    Failure::new(
-        status::FAILED,
-        "cannot print the result",
-        why,
-        "check where standard output goes",
-    )
-}
+use crate::{curve, live};
+use undercroft_terminal::Failure;
+pub(crate) use undercroft_terminal::{colours, json, line};
 
 /// How `undercroft status` shows runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StatusForm {
     /// A few lines a run.
     Text,
-    /// What other limits would have cost.
+    /// Costs that other limits would have had.
     Curve,
     /// How long it waits for pages, in the format of the kernel's pressure files.
     Pressure,
@@ -64,15 +32,10 @@ pub(crate) fn status(
         schema_version: u32,
         clients: Vec<&'a Snapshot>,
     }
-    let wanted = |snapshot: &Snapshot| pid.is_none_or(|pid| snapshot.pid == pid);
+    let wanted = |snapshot: &Snapshot| pid.is_none_or(|pid| snapshot.is_of(pid));
     let snapshots: Vec<_> = snapshots.iter().filter(|of| wanted(of)).collect();
     if let (Some(pid), true) = (pid, snapshots.is_empty()) {
-        return Err(Failure::new(
-            status::FAILED,
-            format!("no run has process id {pid}"),
-            "it has ended, or belongs to another user, or to another UNDERCROFT_DIR",
-            "`undercroft status` lists the runs",
-        ));
+        return Err(live::no_run(pid));
     }
     if form == StatusForm::Json {
         json(&Status {
@@ -89,7 +52,7 @@ pub(crate) fn status(
             StatusForm::Curve => curve::table(snapshot),
             StatusForm::Pressure if pid.is_some() => snapshot.pressure_line(),
             StatusForm::Pressure => {
-                let command = snapshot.command.join(" ");
+                let command = snapshot.command_line();
                 format!("{}  {command}\n{}", snapshot.pid, snapshot.pressure_line())
             }
             StatusForm::Text | StatusForm::Json => client(snapshot),
@@ -103,7 +66,7 @@ fn client(snapshot: &Snapshot) -> String {
     let limit = snapshot
         .memory_max_bytes
         .map_or("no limit".to_owned(), |max| format!("limit {}", Bytes(max)));
-    let mut text = format!("{}  {}\n", snapshot.pid, snapshot.command.join(" "));
+    let mut text = format!("{}  {}\n", snapshot.pid, snapshot.command_line());
     text.push_str(&format!(
         "  up {}{}{}\n",
         Nanos((snapshot.uptime_seconds * 1e9) as u64),
@@ -120,18 +83,15 @@ fn client(snapshot: &Snapshot) -> String {
         Bytes(snapshot.resident_bytes)
     ));
     for (at, tier) in snapshot.tiers.iter().enumerate() {
-        let ratio = tier
-            .ratio
-            .map_or("-".to_owned(), |ratio| format!("{ratio:.2}"));
+        let ratio = tier.figures.ratio_text();
         text.push_str(&format!(
-            "  tier {}, {}{}: logical {}, stored {}, ratio {ratio}\n",
+            "  tier {}, {}: logical {}, stored {}, ratio {ratio}\n",
             at + 1,
-            tier.name,
-            if tier.emulated { " (emulated)" } else { "" },
+            tier.figures.title(),
             Bytes(tier.logical_bytes),
             Bytes(tier.stored_bytes)
         ));
-        if let Some(drain) = &tier.drain {
+        if let Some(drain) = &tier.figures.drain {
             text.push_str(&format!("    {}\n", crate::drain::progress(drain)));
         }
     }

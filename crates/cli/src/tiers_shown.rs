@@ -2,10 +2,10 @@
 
 use serde::Serialize;
 use undercroft_base::{Bytes, Nanos};
-use undercroft_manager::report::{SCHEMA_VERSION, Slabs, Snapshot, TierSnapshot};
+use undercroft_proto::report::{SCHEMA_VERSION, Slabs, Snapshot, TierSnapshot, command_line};
 
-use crate::failure::Failure;
 use crate::{drain, live, measure, show};
+use undercroft_terminal::Failure;
 
 #[derive(Serialize)]
 struct Shown<'a> {
@@ -18,6 +18,7 @@ struct Shown<'a> {
 struct Client<'a> {
     pid: u32,
     command: &'a [String],
+    arguments: u64,
     placement: &'a str,
     slabs: Option<Slabs>,
     tiers: &'a [TierSnapshot],
@@ -28,6 +29,7 @@ impl<'a> Client<'a> {
         Client {
             pid: snapshot.pid,
             command: &snapshot.command,
+            arguments: snapshot.arguments,
             placement: &snapshot.policies.placement,
             slabs: snapshot.slabs,
             tiers: &snapshot.tiers,
@@ -40,7 +42,7 @@ impl<'a> Client<'a> {
 /// Errors: there is no such run.
 pub(crate) fn print(pid: Option<u32>, as_json: bool) -> Result<u8, Failure> {
     let snapshots = live::snapshots()?;
-    let wanted = |of: &&Snapshot| pid.is_none_or(|pid| of.pid == pid);
+    let wanted = |of: &&Snapshot| pid.is_none_or(|pid| of.is_of(pid));
     let clients: Vec<Client<'_>> = snapshots.iter().filter(wanted).map(Client::of).collect();
     if let (Some(pid), true) = (pid, clients.is_empty()) {
         return Err(live::no_run(pid));
@@ -74,7 +76,8 @@ fn text(client: &Client<'_>) -> String {
         lengths.max().unwrap_or(0)
     };
     let widths: Vec<usize> = (0..HEAD.len()).map(width).collect();
-    let mut text = format!("{}  {}\n", client.pid, client.command.join(" "));
+    let command = command_line(client.command, client.arguments);
+    let mut text = format!("{}  {command}\n", client.pid);
     for row in &rows {
         // Names to the left, figures to the right.
         let mut line = format!("  {:<1$}  {2:<3$}", row[0], widths[0], row[1], widths[1]);
@@ -88,7 +91,7 @@ fn text(client: &Client<'_>) -> String {
         if let Some(of) = &tier.profile {
             text.push_str(&format!("  tier {}: {}\n", at + 1, measure::words(of)));
         }
-        if let Some(of) = &tier.drain {
+        if let Some(of) = &tier.figures.drain {
             text.push_str(&format!("  tier {}: {}\n", at + 1, drain::progress(of)));
         }
     }
@@ -101,12 +104,11 @@ fn text(client: &Client<'_>) -> String {
 
 fn row((at, tier): (usize, &TierSnapshot)) -> [String; 8] {
     let none = || "-".to_owned();
-    let emulated = if tier.emulated { " (emulated)" } else { "" };
-    let price = tier.cost.as_ref().map(|cost| cost.dollars_per_gib);
-    let worn = tier.wear.as_ref().map(|wear| wear.tbw_part);
+    let price = tier.figures.cost.as_ref().map(|cost| cost.dollars_per_gib);
+    let worn = tier.figures.wear.as_ref().map(|wear| wear.tbw_part);
     [
         (at + 1).to_string(),
-        format!("{}{emulated}", tier.name),
+        tier.figures.title(),
         tier.rank.map_or_else(none, |rank| rank.to_string()),
         Nanos((tier.load_seconds * 1e9) as u64).to_string(),
         Bytes(tier.logical_bytes).to_string(),

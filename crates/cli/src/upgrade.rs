@@ -1,20 +1,20 @@
 //! `undercroft upgrade`: has the keepers of running programs put another binary of the manager in
-//! place. `keeper/upgrade.rs` of the manager says who may, and what is checked.
+//! place. `keeper/src/upgrade.rs` says who may, and what is checked.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use serde::Serialize;
 use undercroft_base::Nanos;
-use undercroft_manager::keeper::upgrade::{Told, open_binary};
-use undercroft_manager::report::SCHEMA_VERSION;
-use undercroft_manager::versions::Versions;
+use undercroft_keeper::upgrade::{Told, open_binary};
+use undercroft_proto::report::SCHEMA_VERSION;
+use undercroft_proto::versions::Versions;
 
 use crate::args::UpgradeArgs;
-use crate::failure::{Failure, status};
 use crate::{live, show};
+use undercroft_terminal::{Failure, status};
 
-/// What became of one run.
+/// The outcome of one run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Outcome {
@@ -28,7 +28,7 @@ enum Outcome {
     NoAnswer,
 }
 
-/// One run in the output.
+/// A run in the output.
 #[derive(Debug, Serialize)]
 struct Upgraded {
     pid: u32,
@@ -93,11 +93,15 @@ pub(crate) fn upgrade(args: &UpgradeArgs) -> Result<u8, Failure> {
 fn one(pid: u32, binary: &OwnedFd, quiet: bool) -> Result<Upgraded, Failure> {
     let mut version = None;
     let told = live::upgrade(pid, binary, |news| {
-        if let Told::Checked { version: of } = news {
+        if let Told::Checked {
+            version: of,
+            pause_seconds,
+            ..
+        } = news
+        {
             version = Some(of.clone());
             if !quiet {
-                let text =
-                    format!("Run {pid}: undercroft {of} can take over; replacing its manager.");
+                let text = checked(pid, of, *pause_seconds);
                 let _ = show::line(&text); // the last line fails, too
             }
         }
@@ -107,6 +111,15 @@ fn one(pid: u32, binary: &OwnedFd, quiet: bool) -> Result<Upgraded, Failure> {
         show::line(&text(&run))?;
     }
     Ok(run)
+}
+
+/// The notice to the user before the manager is replaced.
+fn checked(pid: u32, version: &str, pause_seconds: f64) -> String {
+    let pause = match pause_seconds {
+        0.0 => String::new(), // a keeper of an older version does not say
+        seconds => format!(" The program waits for about {:.1} s.", seconds.max(0.1)),
+    };
+    format!("Run {pid}: undercroft {version} can take over; replacing its manager.{pause}")
 }
 
 fn outcome(pid: u32, version: Option<String>, told: Option<Told>) -> Upgraded {
@@ -148,6 +161,13 @@ fn text(run: &Upgraded) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_user_hears_beforehand_how_long_the_program_waits() {
+        assert!(checked(7, "1.2", 15.36).contains("for about 15.4 s."));
+        assert!(checked(7, "1.2", 0.04).contains("for about 0.1 s."));
+        assert!(checked(7, "1.2", 0.0).ends_with("replacing its manager."));
+    }
 
     #[test]
     fn each_end_is_told_with_its_pause_or_its_reason() {

@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use undercroft_base::{Bytes, Nanos, PAGE_BYTES};
-use undercroft_manager::options::AccessScan;
+use undercroft_base::{Bytes, Nanos};
 use undercroft_policy::{place, prefetch, reclaim};
+use undercroft_proto::options::{AccessScan, COMPRESSORS_MAX};
+use undercroft_qos::{BoundError, LatencyBound};
 use undercroft_tier::spec::TierSpec;
 
-use crate::failure::{Failure, status};
+use undercroft_terminal::{Failure, status};
 
 /// Reclaim policy when none is named.
 pub(crate) const RECLAIM_DEFAULT: &str = reclaim::NAMES[0];
@@ -128,34 +129,45 @@ pub(crate) fn access_scan(text: &str) -> Result<AccessScan, String> {
     }
 }
 
-/// `--page-size`: 4 KiB only, so far.
-pub(crate) fn page_size(text: &str) -> Result<Bytes, String> {
-    let size = text.parse::<Bytes>().map_err(|error| error.to_string())?;
-    match size.0 {
-        bytes if bytes == PAGE_BYTES as u64 => Ok(size),
-        bytes if bytes == 2 << 20 => Err(
-            "2 MiB pages are not available yet, because only memory of 4 KiB pages is managed; \
-                 leave the option out"
-                .to_owned(),
-        ),
-        _ => Err(format!(
-            "{size} is no page size of this machine; leave the option out or use 4K"
-        )),
-    }
+/// `--compressors`: a number of threads.
+pub(crate) fn compressors(text: &str) -> Result<usize, String> {
+    let count = text.parse().ok();
+    let count = count.filter(|count| (1..=COMPRESSORS_MAX).contains(count));
+    count.ok_or_else(|| format!("`{text}` is no number of threads from 1 to {COMPRESSORS_MAX}"))
+}
+
+/// `--latency` as typed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Latency {
+    pub bound: LatencyBound,
+    /// No control keeps it.
+    pub measure_only: bool,
+}
+
+/// `--latency`: a bound, and perhaps `,measure`.
+pub(crate) fn latency(text: &str) -> Result<Latency, String> {
+    let (bound, measure_only) = match text.split_once(',') {
+        Some((bound, more)) if more.trim() == "measure" => (bound, true),
+        Some((_, more)) => {
+            return Err(format!(
+                "`{more}` is not known here; use e.g. p99=200us,measure"
+            ));
+        }
+        None => (text, false),
+    };
+    let bound = bound
+        .trim()
+        .parse()
+        .map_err(|error: BoundError| error.to_string())?;
+    Ok(Latency {
+        bound,
+        measure_only,
+    })
 }
 
 /// `--tier`: a tier specification.
 pub(crate) fn tier(text: &str) -> Result<TierSpec, String> {
     text.parse::<TierSpec>().map_err(|error| error.to_string())
-}
-
-/// `lab run --footprint`: whole MiB.
-pub(crate) fn footprint(text: &str) -> Result<Bytes, String> {
-    let size = text.parse::<Bytes>().map_err(|error| error.to_string())?;
-    match size.0 >> 20 {
-        0 => Err("it is measured in whole MiB; give at least 1M".to_owned()),
-        mib => Ok(Bytes(mib << 20)),
-    }
 }
 
 /// `demo --size`.
@@ -169,9 +181,9 @@ pub(crate) fn demo_size(text: &str) -> Result<Bytes, String> {
     Ok(size)
 }
 
-/// What must hold of every value, whatever the user types: a refusal has words, and an accepted
-/// value is within its bounds and stays the same when it is written and read. For the fuzz target,
-/// which includes this file, and its test. Returns how many options accept it.
+/// Checks what must hold of every value, whatever the user types: a refusal has words, and an
+/// accepted value is within its bounds and stays the same when it is written and read. For the fuzz
+/// target, which includes this file, and its test. Returns how many options accept it.
 #[allow(
     dead_code,
     reason = "a fuzz target and a test call it, the program does not"
@@ -191,8 +203,6 @@ pub(crate) fn check(text: &str) -> usize {
     if let Ok(AccessScan::Every(interval)) = scan {
         assert!((ACCESS_SCAN_MIN..=ACCESS_SCAN_MAX).contains(&interval));
     }
-    let footprint = footprint(text).map_err(said);
-    assert!(footprint.is_err() || footprint >= Ok(Bytes(1 << 20)));
     let demo = demo_size(text).map_err(said);
     let tier = tier(text).map_err(said);
     assert_eq!(undercroft_tier::spec::check(text), tier.is_ok());
@@ -210,9 +220,8 @@ pub(crate) fn check(text: &str) -> usize {
     let accepted = [
         memory.is_ok(),
         scan.is_ok(),
-        footprint.is_ok(),
         demo.is_ok(),
-        page_size(text).map_err(said).is_ok(),
+        latency(text).map_err(said).is_ok(),
         tier.is_ok(),
     ];
     accepted.iter().chain(&policies).filter(|is| **is).count()
@@ -311,7 +320,7 @@ mod tests {
         }
         let mut all = Vec::new();
         lines(&Cli::command(), &["undercroft".to_owned()], &mut all);
-        assert!(all.len() > 60, "{} options", all.len());
+        assert!(all.len() > 40, "{} options", all.len());
         let (mut random, mut refused) = (Random::new(32), 0);
         for (path, option) in &all {
             for _ in 0..60 {
@@ -357,15 +366,16 @@ mod tests {
     }
 
     #[test]
-    fn page_size_is_4k_only() {
-        assert_eq!(page_size("4K"), Ok(Bytes(4096)));
-        assert_eq!(page_size("4096"), Ok(Bytes(4096)));
+    fn a_latency_bound_may_be_measured_only() {
+        let of = |text| latency(text).map(|it| (it.bound.to_string(), it.measure_only));
+        assert_eq!(of("p99=200us"), Ok(("p99=200us".to_owned(), false)));
+        assert_eq!(of("p99=200us, measure"), Ok(("p99=200us".to_owned(), true)));
         assert!(
-            page_size("2M")
-                .expect_err("2M")
-                .contains("not available yet")
+            of("p99=200us,control")
+                .expect_err("control")
+                .contains("measure")
         );
-        assert!(page_size("8K").is_err());
+        assert!(of("p99=200us,").is_err() && of(",measure").is_err());
     }
 
     #[test]
@@ -377,7 +387,7 @@ mod tests {
         assert!(
             tier("tape:/dev/st0")
                 .expect_err("tape")
-                .contains("use ram, nvm:PATH, file:PATH or redis:HOST:PORT")
+                .contains("use ram, nvm:PATH, file:PATH")
         );
     }
 

@@ -15,10 +15,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use undercroft_manager::grant::{Bound, Goes, MemberLatency, PageIns, Turn};
+use undercroft_proto::grant::{Bound, Goes, MemberLatency, PageIns, Turn};
 use undercroft_qos::{Asks, Control, Out, QueueLimits, place};
 use undercroft_tier::profile::channels;
-use undercroft_tier::spec::TierSpec;
 
 use crate::config::Budget;
 use crate::load;
@@ -46,10 +45,10 @@ impl Bounds {
     /// `None`: clients have no device in common.
     pub(crate) fn new(tiers: &[Budget]) -> Option<Bounds> {
         let last = tiers.last()?;
-        if matches!(last.spec, TierSpec::Ram(_)) {
+        if last.spec.facts().charged_to_limit {
             return None;
         }
-        let channels = channels(last.spec.shape(), last.profile.as_ref());
+        let channels = channels(last.spec.shape, last.profile.as_ref());
         let has_buffer = tiers.len() > 1;
         let limits = QueueLimits::of_device(channels, has_buffer);
         Some(Bounds {
@@ -202,7 +201,7 @@ impl Bounds {
         }
     }
 
-    /// What a user is told of the bound of a client.
+    /// The state of a client's bound, for a user.
     pub(crate) fn status(&self, id: u64, at_device: u32) -> Option<MemberLatency> {
         let monitor = self.control.monitor(*self.places.get(&id)?)?;
         let (windows_kept, windows_missed) = monitor.windows();

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use undercroft_base::{Bytes, Nanos};
-use undercroft_manager::grant::{
+use undercroft_proto::grant::{
     Bound, Figures, Goes, Hello, Latencies, PageIns, ToKeeper, Turn, VERSION,
 };
 use undercroft_qos::tail::bucket;
@@ -12,14 +12,14 @@ use super::*;
 use crate::config::{Class, Config, DEFAULT_CLASS, Divide};
 use crate::members::{Members, Said};
 
-/// What a client answers.
+/// The answers of a client.
 #[derive(Clone, Copy)]
 struct Fake {
     /// Its bound; `None`: it has none, and pages in.
     bound: Option<&'static str>,
     /// Microseconds of a page-in while its pages are at the device, and in the buffer.
     micros: (u64, u64),
-    /// It answers at all.
+    /// Whether it answers at all.
     answers: bool,
 }
 

@@ -40,7 +40,7 @@ fn cpus(text: &Spanned<String>) -> Result<Cpus, String> {
     }
 }
 
-/// What the daemon divides, and how.
+/// The memory and storage that the daemon divides, and how.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     /// DRAM of all clients together.
@@ -72,7 +72,7 @@ pub struct Budget {
     /// All that may be given, and what each client gets at its start; `None`: it is compressed
     /// memory, which is part of a client's DRAM.
     pub sizes: Option<(Bytes, Bytes)>,
-    /// What was measured of its device before (`undercroft tiers --measure`).
+    /// Earlier measurements of its device (`undercroft tiers --measure`).
     pub profile: Option<Profile>,
 }
 
@@ -89,11 +89,11 @@ impl Budget {
     /// A client may have more of it than its grant. Mapped memory has all of its space from the
     /// start.
     pub fn grows(&self) -> bool {
-        matches!(self.spec, TierSpec::File(_))
+        self.spec.facts().grows
     }
 }
 
-/// What the clients of a class may have.
+/// A class of clients: what each of them may have.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Class {
     /// How much memory and waiting count, 1 at least.
@@ -131,8 +131,8 @@ pub enum ConfigError {
         /// The file.
         path: PathBuf,
         /// Where.
-        place: Place,
-        /// What is wrong, with the fix.
+        place: Position,
+        /// The error, with the fix.
         why: String,
     },
     /// The files contradict themselves or the machine.
@@ -140,26 +140,26 @@ pub enum ConfigError {
     Contradicts {
         /// The main file.
         path: PathBuf,
-        /// What does, with the fix.
+        /// The contradiction, with the fix.
         why: String,
     },
 }
 
 /// Line and column, both from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place(pub usize, pub usize);
+pub struct Position(pub usize, pub usize);
 
-impl fmt::Display for Place {
+impl fmt::Display for Position {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.0, self.1)
     }
 }
 
-impl Place {
-    fn of(text: &str, at: usize) -> Place {
+impl Position {
+    fn of(text: &str, at: usize) -> Position {
         let before = text.get(..at).unwrap_or(text);
         let line = before.rsplit('\n').next().unwrap_or_default();
-        Place(before.matches('\n').count() + 1, line.chars().count() + 1)
+        Position(before.matches('\n').count() + 1, line.chars().count() + 1)
     }
 }
 
@@ -195,7 +195,7 @@ struct WrittenClass {
     moves: Option<Spanned<String>>,
 }
 
-/// One file's text, to say where something is wrong.
+/// The text of a file, to say where something is wrong.
 struct Source {
     path: PathBuf,
     text: String,
@@ -226,7 +226,7 @@ impl Source {
     fn wrong(&self, at: &Range<usize>, why: String) -> ConfigError {
         ConfigError::Wrong {
             path: self.path.clone(),
-            place: Place::of(&self.text, at.start),
+            place: Position::of(&self.text, at.start),
             why,
         }
     }
@@ -299,7 +299,7 @@ impl Config {
         Ok(())
     }
 
-    /// What no file alone can be checked for.
+    /// Checks what no file alone can be checked for.
     fn finish(mut self, path: &Path, machine: Bytes) -> Result<Config, ConfigError> {
         let contradicts = |why: String| ConfigError::Contradicts {
             path: path.to_owned(),
@@ -340,7 +340,7 @@ impl Config {
             }
         }
         for budget in &self.tiers {
-            if let (Some((size, _)), Some(directory)) = (budget.sizes, directory(&budget.spec)) {
+            if let (Some((size, _)), Some(directory)) = (budget.sizes, &budget.spec.path) {
                 let free = free_space(directory).map_err(|why| contradicts(why.to_string()))?;
                 if size > free {
                     let why = format!(
@@ -378,15 +378,6 @@ fn files(path: &Path) -> Result<Vec<PathBuf>, ConfigError> {
     Ok(found)
 }
 
-/// The directory of a tier in which clients have nameless files.
-fn directory(spec: &TierSpec) -> Option<&Path> {
-    match spec {
-        TierSpec::File(file) => Some(&file.path),
-        TierSpec::Nvm(nvm) => Some(&nvm.path),
-        TierSpec::Ram(_) | TierSpec::Remote(_) => None,
-    }
-}
-
 fn free_space(directory: &Path) -> std::io::Result<Bytes> {
     let found = rustix::fs::statvfs(directory)?;
     Ok(Bytes(found.f_bavail * found.f_frsize))
@@ -397,24 +388,20 @@ impl WrittenTier {
         let wrong = |why: String| source.wrong(&self.spec.span(), why);
         let mut spec: TierSpec = (self.spec.get_ref().parse())
             .map_err(|error: undercroft_tier::spec::SpecError| wrong(error.to_string()))?;
-        let size = match &mut spec {
-            TierSpec::Ram(_) => {
-                return match &self.grant {
-                    None => Ok(Budget::of(spec, None)),
-                    Some(grant) => {
-                        let why = "compressed memory is part of a client's DRAM: leave `grant` out";
-                        Err(source.wrong(&grant.span(), why.to_owned()))
-                    }
-                };
-            }
-            TierSpec::File(file) => &mut file.size,
-            TierSpec::Nvm(nvm) => &mut nvm.size,
-            TierSpec::Remote(_) => {
-                let why = "a cluster has no sizes to grant; give the tier to `undercroft run`";
-                return Err(wrong(why.to_owned()));
-            }
+        if spec.facts().charged_to_limit {
+            return match &self.grant {
+                None => Ok(Budget::of(spec, None)),
+                Some(grant) => {
+                    let why = "compressed memory is part of a client's DRAM: leave `grant` out";
+                    Err(source.wrong(&grant.span(), why.to_owned()))
+                }
+            };
+        }
+        let Some(path) = spec.path.clone() else {
+            let why = "a cluster has no sizes to grant; give the tier to `undercroft run`";
+            return Err(wrong(why.to_owned()));
         };
-        let Some(whole) = *size else {
+        let Some(whole) = spec.size else {
             let why = "a size is needed, such as file:/var/swap,size=100G: clients share it";
             return Err(wrong(why.to_owned()));
         };
@@ -428,10 +415,9 @@ impl WrittenTier {
             let why = format!("a grant of {each} does not fit in the tier's {whole}");
             return Err(source.wrong(&grant.span(), why));
         }
-        if let TierSpec::Nvm(nvm) = &mut spec {
-            nvm.size = Some(each);
+        if !spec.facts().grows {
+            spec.size = Some(each);
         }
-        let path = directory(&spec).unwrap_or(Path::new(""));
         if !path.is_dir() {
             let why = format!(
                 "{} is no directory; clients have a file of their own in one",

@@ -22,7 +22,7 @@ impl Devices {
     /// The device that a client of an earlier daemon uses is the one of its tier, unless another
     /// client was faster.
     pub(crate) fn claim(&mut self, tiers: &[Budget], spec: &str, memory: OwnedFd) {
-        let shape = named(tiers, spec).and_then(|tier| tier.spec.shape());
+        let shape = named(tiers, spec).and_then(|tier| tier.spec.shape);
         if let Some(name) = shape
             && !self.0.contains_key(spec)
             && let Ok(device) = SharedDevice::open(name, memory)
@@ -46,7 +46,7 @@ impl Devices {
     }
 
     fn memory_of(&mut self, tier: &Budget) -> Option<OwnedFd> {
-        let (name, spec) = (tier.spec.shape()?, tier.spec.to_string());
+        let (name, spec) = (tier.spec.shape?, tier.spec.to_string());
         if !self.0.contains_key(&spec) {
             let device = SharedDevice::create(name).ok()?;
             self.0.insert(spec.clone(), device);

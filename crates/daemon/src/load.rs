@@ -10,17 +10,16 @@ use undercroft_qos::{Asks, Could, Devices, LatencyBound, Load, Service, admit_on
 use undercroft_sys::fdpass::FDS_MAX;
 use undercroft_tier::profile::Profile;
 use undercroft_tier::shape::ShapeName;
-use undercroft_tier::spec::TierSpec;
 
 use crate::config::{Budget, Class};
 
-/// What a page-in takes besides its read: it is verified and installed, and a thread is woken.
+/// Time of a page-in besides its read: it is verified and installed, and a thread is woken.
 const PATH: Nanos = Nanos(10_000);
 
 /// The devices of all runs; `None`: it is not known how fast they are.
 pub(crate) fn devices(tiers: &[Budget]) -> Option<Devices> {
     let (first, last) = (tiers.first()?, tiers.last()?);
-    if matches!(last.spec, TierSpec::Ram(_)) && last.spec.shape().is_none() {
+    if last.spec.facts().charged_to_limit && last.spec.shape.is_none() {
         return None; // each has memory of its own
     }
     let device = service(last)?;
@@ -34,12 +33,12 @@ pub(crate) fn devices(tiers: &[Budget]) -> Option<Devices> {
 /// The tiers, counted from 0, whose device is emulated: all clients share it.
 pub(crate) fn emulated(tiers: &[Budget]) -> Vec<u8> {
     let all = (0u8..).zip(tiers);
-    let emulated = all.filter(|(_, tier)| tier.spec.shape().is_some());
+    let emulated = all.filter(|(_, tier)| tier.spec.shape.is_some());
     emulated.map(|(at, _)| at).take(FDS_MAX).collect()
 }
 
 fn service(tier: &Budget) -> Option<Service> {
-    match (tier.spec.shape(), &tier.profile) {
+    match (tier.spec.shape, &tier.profile) {
         (Some(shape), _) => Some(as_modelled(shape)),
         (None, Some(profile)) => Some(as_measured(profile)),
         (None, None) => None,
@@ -72,7 +71,7 @@ fn as_modelled(shape: ShapeName) -> Service {
     }
 }
 
-/// What a run of a class asks for.
+/// Demands of a run of a class.
 ///
 /// * `page_ins`: each second, as measured; `None`: not yet. Each lets a page leave. What the class
 ///   declares is kept for it, whether it uses it now or not.

@@ -1,9 +1,9 @@
-//! One client that was admitted: what it has, what it said, and what it wants.
+//! A client that was admitted: what it has, what it said, and what it wants.
 
 use std::time::Duration;
 
 use undercroft_base::Bytes;
-use undercroft_manager::grant::{Figures, Hello, MemberStatus, StorageFigures, UNKNOWN};
+use undercroft_proto::grant::{Figures, Hello, MemberStatus, StorageFigures, UNKNOWN};
 use undercroft_qos::Curves;
 use undercroft_qos::shares::{self, Want};
 
@@ -24,11 +24,11 @@ pub(crate) struct Member {
     pub(crate) class: Class,
     /// The most that it may ever have.
     pub(crate) most: Bytes,
-    /// It keeps to this.
+    /// The limit that it keeps to.
     pub(crate) limit: Bytes,
-    /// It was asked to keep to this, and has not answered.
+    /// The limit that it was asked to keep to, and has not answered.
     pub(crate) asked: Option<Bytes>,
-    /// What it may still use: an earlier limit.
+    /// The most that it may still use: an earlier limit.
     pub(crate) ceiling: Bytes,
     /// When it was asked for figures; `None`: it has answered.
     pub(crate) told: Option<Duration>,
@@ -36,7 +36,7 @@ pub(crate) struct Member {
     pub(crate) figures: Figures,
     /// When they came.
     pub(crate) heard: Duration,
-    /// It waited for its pages before that.
+    /// Whether it waited for its pages before that.
     pub(crate) waits: bool,
     /// Its page-ins a second lately; `None`: not measured.
     pub(crate) page_ins: Option<f64>,
@@ -47,12 +47,12 @@ pub(crate) struct Member {
     pub(crate) curves: Curves,
     pub(crate) refused_until: Duration,
     pub(crate) target: Bytes,
-    /// What it has of each tier with a budget.
+    /// Its room in each tier with a budget.
     pub(crate) storage: Vec<Store>,
-    /// It was asked to keep to other quotas, and has not answered.
+    /// Whether it was asked to keep to other quotas, and has not answered.
     pub(crate) asked_quotas: bool,
     pub(crate) claimed: bool,
-    /// It has paged in between its last two figures.
+    /// Whether it has paged in between its last two figures.
     pub(crate) pages_in: bool,
 }
 
@@ -79,7 +79,7 @@ impl Member {
         }
     }
 
-    /// It has no storage, and nothing is known of what it does.
+    /// A member without storage. Nothing is known of what it does.
     pub(crate) fn new(
         pid: u32,
         hello: Hello,
@@ -127,14 +127,15 @@ impl Member {
         self.asked.is_none() && self.held() == self.limit.0
     }
 
-    /// It gives memory or storage, and is not done: a slow disk or a busy processor keeps it.
+    /// Whether it gives memory or storage, and is not done: a slow disk or a busy processor keeps
+    /// it.
     pub(crate) fn is_at_work(&self) -> bool {
         let is_asked = self.asked.is_some_and(|asked| asked < self.limit);
         let uses_more = self.figures.dram.min(self.ceiling.0) > self.limit.0;
         is_asked || uses_more || self.storage.iter().any(Store::gives)
     }
 
-    /// What its class keeps for it, whatever others want.
+    /// Memory that its class keeps for it, whatever others want.
     pub(crate) fn protection(&self) -> Bytes {
         self.class.memory_min.min(self.most)
     }
@@ -204,12 +205,12 @@ impl Member {
         self.storage.iter().any(|store| store.pace > 0.0)
     }
 
-    /// It will soon have filled what is free for it.
+    /// Whether it will soon have filled what is free for it.
     pub(crate) fn fills_storage(&self) -> bool {
         self.storage.iter().any(Store::fills)
     }
 
-    /// What it may take of each tier that has a budget.
+    /// Its quotas: the room that it may take of each tier that has a budget.
     pub(crate) fn quotas(&self) -> Vec<u64> {
         self.storage.iter().map(|store| store.quota).collect()
     }

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use undercroft_base::{Bytes, Nanos};
-use undercroft_manager::grant::{
+use undercroft_proto::grant::{
     ADMISSION_MAX, BudgetStatus, COMMAND_BYTES_MAX, Claim, DaemonStatus, Figures, Goes, Grant,
     Hello, MemberStatus, Refusal, StorageFigures, ToKeeper, UNKNOWN, VERSION,
 };
@@ -52,14 +52,14 @@ const _: () = assert!(REFUSED.as_secs() < PATIENCE_MAX.as_secs());
 const WAITING_MAX: usize = 256;
 const POINTS_MAX: usize = 64;
 
-/// What is said to a client, or done with its connection.
+/// Words to a client, or the end of its connection.
 #[derive(Debug)]
 pub(crate) enum Said {
     /// A message.
     Message(ToKeeper),
     /// A message, and then the end of the connection.
     Last(ToKeeper),
-    /// It broke the rules.
+    /// The client broke the rules.
     End(&'static str),
 }
 
@@ -125,7 +125,7 @@ impl Members {
         &self.config.tiers
     }
 
-    /// What is to be said since the last call.
+    /// Takes what is to be said since the last call.
     pub(crate) fn said(&mut self) -> Vec<(u64, Said)> {
         std::mem::take(&mut self.said)
     }
@@ -409,7 +409,7 @@ impl Members {
         self.stirred |= was;
     }
 
-    /// What is due at this time since the daemon's start.
+    /// Does what is due at this time since the daemon's start.
     pub(crate) fn tick(&mut self, now: Duration) {
         self.now = now;
         self.ask_for_figures();
@@ -536,7 +536,7 @@ impl Members {
         }
     }
 
-    /// What is left for the protection of one more client.
+    /// The rest of the memory for the protection of one more client.
     fn unprotected(&self) -> Bytes {
         let protected = self.members.values().map(Member::protection);
         shares::unprotected(self.config.memory, protected)

@@ -1,6 +1,6 @@
 //! Clients that come, obey slowly, refuse, lie and go, beside an oracle of the memory in use.
 
-use undercroft_manager::grant::CurveFigures;
+use undercroft_proto::grant::CurveFigures;
 use undercroft_seeded::Random;
 
 use super::*;
@@ -60,7 +60,7 @@ struct Fake {
 }
 
 impl Fake {
-    /// What it uses and may use.
+    /// Memory that it uses and may use.
     fn uses(&self) -> u64 {
         self.limit.unwrap_or(0).max(self.dram)
     }

@@ -13,9 +13,9 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{FlockOperation, Mode, OFlags, Timespec, flock, openat};
 use sd_notify::NotifyState;
 use undercroft_base::Bytes;
-use undercroft_manager::grant::{Lines, SOCKET, ToDaemon, ToKeeper, line};
-use undercroft_manager::keeper::place::{PlaceError, directory, remove_leftovers};
-use undercroft_manager::keeper::status;
+use undercroft_keeper::place::{PlaceError, directory, remove_leftovers};
+use undercroft_keeper::status;
+use undercroft_proto::grant::{Lines, SOCKET, ToDaemon, ToKeeper, line};
 use undercroft_sys::fdpass::{self, FDS_MAX};
 use undercroft_sys::inherit;
 
@@ -51,7 +51,7 @@ const TICKS: [Duration; 3] = [
 pub enum ServeError {
     /// There is no directory for its socket.
     #[error(transparent)]
-    Place(#[from] PlaceError),
+    Position(#[from] PlaceError),
     /// Another daemon has it.
     #[error("process {pid} is the daemon of {} already", .directory.display())]
     Taken {
@@ -69,7 +69,7 @@ pub enum ServeError {
     Given {
         /// Where runs look for the daemon.
         expected: PathBuf,
-        /// What is wrong with it.
+        /// The error of the socket.
         why: String,
     },
     /// Another process listens for a daemon, as systemd does.
@@ -197,7 +197,7 @@ fn lock(place: &Path, base: &OwnedFd) -> Result<OwnedFd, ServeError> {
     Ok(lock)
 }
 
-/// One connection.
+/// A connection.
 struct Peer {
     stream: UnixStream,
     lines: Lines,
@@ -208,9 +208,9 @@ struct Peer {
     sends: Vec<OwnedFd>,
     pid: u32,
     since: Instant,
-    /// It has said who it is.
+    /// Whether it has said who it is.
     is_client: bool,
-    /// It is ended once everything is sent.
+    /// Whether it is ended once everything is sent.
     is_last: bool,
 }
 

@@ -10,7 +10,7 @@
 use std::collections::BTreeMap;
 
 use undercroft_base::Bytes;
-use undercroft_manager::grant::SLAB_BYTES;
+use undercroft_proto::grant::SLAB_BYTES;
 
 use crate::config::Budget;
 use crate::member::Member;
@@ -19,14 +19,14 @@ use crate::store::{CHANGE_MIN, Store, whole_slabs};
 /// Room of a tier for one run.
 struct Want {
     weight: u32,
-    /// It uses half of its grant.
+    /// Whether it uses half of its grant.
     is_active: bool,
     /// Protection and what it has.
     need: u64,
     most: u64,
 }
 
-/// What each run should have: what it needs, and a share of what none needs.
+/// Targets of all runs: what each needs, and a share of what none needs.
 fn lend(size: u64, wants: &[Want]) -> Vec<u64> {
     let need: u64 = wants.iter().map(|want| want.need).sum();
     let any_active = wants.iter().any(|want| want.is_active);

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use undercroft_base::Bytes;
-use undercroft_manager::grant::{
+use undercroft_proto::grant::{
     Claim, Figures, Hello, SLAB_BYTES, StorageClaim, StorageFigures, ToKeeper, VERSION,
 };
 use undercroft_seeded::Random;
@@ -50,7 +50,7 @@ fn config(whole: u64) -> Config {
 
 /// A run with one file that grows, as far as the daemon sees one. Sizes are in slabs.
 #[derive(Default)]
-struct Run {
+struct Growing {
     pid: u32,
     class: &'static str,
     tiers: Vec<String>,
@@ -60,7 +60,7 @@ struct Run {
     held: u64,
     used: u64,
     wants: u64,
-    /// It says so when this much is in use.
+    /// The run says so when this much is in use.
     mark: u64,
     /// Its fixed tier was removed.
     has_removed: bool,
@@ -69,7 +69,7 @@ struct Run {
     ended: Option<&'static str>,
 }
 
-impl Run {
+impl Growing {
     fn figures(&self) -> Vec<StorageFigures> {
         let bytes = |slabs: u64| slabs * SLAB_BYTES;
         let fixed = if self.has_removed { 0 } else { bytes(5) };
@@ -92,7 +92,7 @@ impl Run {
         self.mark = self.used + (self.quota.saturating_sub(self.used) / 2).max(1);
     }
 
-    /// What it may take without asking.
+    /// Room that it may take without asking.
     fn may(&self) -> u64 {
         self.quota.max(self.held)
     }
@@ -138,11 +138,11 @@ impl Run {
 struct World {
     members: Members,
     whole: u64,
-    runs: BTreeMap<u64, Run>,
+    runs: BTreeMap<u64, Growing>,
     next: u64,
     now: Duration,
-    /// Those that have to come back to a new daemon.
-    away: Vec<Run>,
+    /// Runs that have to come back to a new daemon.
+    away: Vec<Growing>,
 }
 
 impl World {
@@ -158,15 +158,15 @@ impl World {
     }
 
     fn join(&mut self, class: &'static str, wants: u64) -> u64 {
-        let run = Run {
+        let run = Growing {
             class,
             wants,
-            ..Run::default()
+            ..Growing::default()
         };
         self.connect(run)
     }
 
-    fn connect(&mut self, mut run: Run) -> u64 {
+    fn connect(&mut self, mut run: Growing) -> u64 {
         let id = self.next;
         self.next += 1;
         if run.pid == 0 {
@@ -194,10 +194,10 @@ impl World {
         self.check();
     }
 
-    /// What all may take, and what the daemon counts, is never more than there is.
+    /// Checks that what all may take, and what the daemon counts, is never more than there is.
     fn check(&self) {
         let alive = self.runs.values().filter(|run| run.ended.is_none());
-        let may: u64 = alive.chain(&self.away).map(Run::may).sum();
+        let may: u64 = alive.chain(&self.away).map(Growing::may).sum();
         assert!(may <= self.whole, "{may} of {}", self.whole);
         let status = self.members.status(1);
         let file = status
@@ -280,7 +280,7 @@ impl World {
         self.runs.keys().copied().collect()
     }
 
-    fn run(&mut self, id: u64) -> &mut Run {
+    fn run(&mut self, id: u64) -> &mut Growing {
         self.runs.get_mut(&id).expect("a run")
     }
 
@@ -304,7 +304,7 @@ impl World {
         }
     }
 
-    /// One of those that are away comes back.
+    /// A run that is away comes back.
     fn come_back(&mut self, at: usize) {
         let run = self.away.swap_remove(at);
         self.connect(run);
@@ -357,7 +357,7 @@ fn storage_is_never_given_twice_whatever_runs_do() {
             world.come_back(0);
         }
         // A minute is the longest wait.
-        let answered = |run: &Run| run.quota > 0 || run.refused.is_some();
+        let answered = |run: &Growing| run.quota > 0 || run.refused.is_some();
         for _ in 0..4 {
             world.calm(20);
             if world.runs.values().all(answered) {
@@ -466,7 +466,7 @@ fn a_run_that_never_answers_keeps_what_it_may_have_and_no_more() {
 
 #[test]
 fn a_run_that_lies_is_ended_or_harms_only_itself() {
-    type Lie = fn(&Run) -> Vec<StorageFigures>;
+    type Lie = fn(&Growing) -> Vec<StorageFigures>;
     let lies: [(Lie, bool); 5] = [
         (|run| run.figures()[1..].to_vec(), true),
         (|_| Vec::new(), true),

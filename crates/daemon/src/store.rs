@@ -1,10 +1,10 @@
-//! What a run has of one tier, and what it says of it.
+//! A run's room in a tier, and what the run says of it.
 
 use std::path::Path;
 use std::time::Duration;
 
 use undercroft_base::Bytes;
-use undercroft_manager::grant::{SLAB_BYTES, StorageClaim, StorageFigures};
+use undercroft_proto::grant::{SLAB_BYTES, StorageClaim, StorageFigures};
 use undercroft_tier::spec::TierSpec;
 
 use crate::config::Budget;
@@ -21,7 +21,7 @@ const SOON: Duration = Duration::from_secs(4);
 /// Shortest time over which its pace is measured.
 const COUNTED_MIN: Duration = Duration::from_millis(500);
 
-/// What a run has of one tier.
+/// A run's room in a tier.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Store {
     /// Of which budget; `None`: the configuration has it no more.
@@ -30,15 +30,15 @@ pub(crate) struct Store {
     pub(crate) least: u64,
     /// Its file's length.
     pub(crate) most: u64,
-    /// It keeps to this.
+    /// The quota that it keeps to.
     pub(crate) quota: u64,
-    /// It was asked to keep to this; the quota: it was not, or has answered.
+    /// The quota that it was asked to keep to; `quota`: it was not asked, or has answered.
     pub(crate) asked: u64,
-    /// What it should have.
+    /// The room that it should have.
     pub(crate) target: u64,
     /// Space that it may still have: of an earlier quota.
     ceiling: u64,
-    /// What it has, as it says.
+    /// Its own figures of what it has.
     pub(crate) told: StorageFigures,
     /// Bytes a second that its pages took lately, more than before.
     pub(crate) pace: f64,
@@ -68,8 +68,8 @@ impl Store {
         self.quota.max(self.asked).max(held)
     }
 
-    /// It is asked for room, or is about to be, or still has space beyond its quota that its pages
-    /// do not need.
+    /// Whether it is asked for room, or is about to be, or still has space beyond its quota that
+    /// its pages do not need.
     pub(crate) fn gives(&self) -> bool {
         let is_due = self.quota.saturating_sub(self.target) >= CHANGE_MIN;
         is_due || self.asked < self.quota || self.counts() > self.quota.max(self.need())
@@ -79,13 +79,13 @@ impl Store {
         self.told.used.min(self.ceiling)
     }
 
-    /// What it needs for what it has: of what it takes beyond its grant, an eighth is free.
+    /// Space that it needs for its pages: an eighth of the space beyond its grant is free.
     pub(crate) fn need(&self) -> u64 {
         let space = (self.used() / 7 * 8).next_multiple_of(SLAB_BYTES);
         self.least.max(space).min(self.most)
     }
 
-    /// What it is to be asked to keep to, if not the quota.
+    /// The quota that it is to be asked to keep to, if not the present one.
     ///
     /// * `free`: room of its tier that is no run's.
     /// * `least`: no smaller change is worth a message.
@@ -102,7 +102,7 @@ impl Store {
         self.quota + if more >= least { more } else { 0 }
     }
 
-    /// It has much less room to grow into than it should have.
+    /// Whether it has much less room to grow into than it should have.
     pub(crate) fn is_short(&self, target: u64) -> bool {
         let room = |quota: u64| quota.saturating_sub(self.used());
         target >= self.quota + CHANGE_MIN && 2 * room(self.quota) < room(target)
@@ -143,7 +143,7 @@ impl Store {
     }
 }
 
-/// What a new run is granted of each tier that has a budget.
+/// Grants to a new run, of each tier that has a budget.
 pub(crate) fn granted(tiers: &[Budget]) -> Vec<Store> {
     let budgets = tiers.iter().filter_map(|tier| Some((tier, tier.sizes?)));
     let store = |(at, (tier, (whole, each))): (usize, (&Budget, (Bytes, Bytes)))| {
@@ -166,7 +166,7 @@ pub(crate) fn whole_slabs(bytes: u64) -> u64 {
     bytes / SLAB_BYTES * SLAB_BYTES
 }
 
-/// What a run of an earlier daemon has: of the tiers in the same directories, in their order.
+/// Rooms of a run of an earlier daemon: of the tiers in the same directories, in their order.
 pub(crate) fn claimed(tiers: &[Budget], claims: &[StorageClaim]) -> Vec<Store> {
     let mut left: Vec<_> = {
         let budgets = tiers.iter().filter_map(|tier| Some((tier, tier.sizes?)));
@@ -183,7 +183,7 @@ pub(crate) fn claimed(tiers: &[Budget], claims: &[StorageClaim]) -> Vec<Store> {
         let Some((at, (tier, (_, each)))) = found else {
             return Store::new(None, 0, 0, told);
         };
-        let length = spec.as_ref().and_then(length).unwrap_or(0);
+        let length = spec.and_then(|spec| spec.size).map_or(0, |size| size.0);
         let most = if tier.grows() {
             whole_slabs(length)
         } else {
@@ -198,20 +198,8 @@ pub(crate) fn claimed(tiers: &[Budget], claims: &[StorageClaim]) -> Vec<Store> {
 }
 
 /// Kind and directory.
-fn place(spec: &TierSpec) -> Option<(bool, &Path)> {
-    match spec {
-        TierSpec::File(file) => Some((true, &file.path)),
-        TierSpec::Nvm(nvm) => Some((false, &nvm.path)),
-        TierSpec::Ram(_) | TierSpec::Remote(_) => None,
-    }
-}
-
-fn length(spec: &TierSpec) -> Option<u64> {
-    match spec {
-        TierSpec::File(file) => file.size.map(|size| size.0),
-        TierSpec::Nvm(nvm) => nvm.size.map(|size| size.0),
-        TierSpec::Ram(_) | TierSpec::Remote(_) => None,
-    }
+fn place(spec: &TierSpec) -> Option<(&str, &Path)> {
+    Some((spec.facts().kind, spec.path.as_deref()?))
 }
 
 /// Sums of such figures do not overflow.

@@ -23,7 +23,7 @@ pub(crate) struct Write {
 }
 
 impl Write {
-    /// What its writer hears, once it is complete.
+    /// The notice to its writer, once it is complete.
     pub(crate) fn ended(self, end: Time) -> Option<Written> {
         let took = end - self.asked;
         self.writer.map(|writer| Written { writer, took })
@@ -38,7 +38,7 @@ struct Taken {
     write: Option<Write>,
 }
 
-/// One channel. No two times overlap.
+/// A channel. No two times overlap.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Bookings {
     taken: VecDeque<Taken>,

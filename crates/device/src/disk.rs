@@ -62,7 +62,7 @@ impl Head {
         }
     }
 
-    /// What [`Head::at`] is told.
+    /// The values that [`Head::at`] takes.
     pub(crate) fn next(&self) -> (u64, Time) {
         (self.next, self.next_at)
     }

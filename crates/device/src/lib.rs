@@ -29,7 +29,7 @@ pub use time::Time;
 use bookings::{Bookings, Write};
 use disk::Head;
 
-/// One direction's service time: `access + bytes * per_byte`.
+/// Service time of a direction: `access + bytes * per_byte`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Law {
     /// T_access, nanoseconds: paid once a request.
@@ -85,7 +85,7 @@ pub struct Counters {
 pub struct Served {
     /// A channel took it up.
     pub start: Time,
-    /// It is complete.
+    /// The request is complete.
     pub end: Time,
 }
 
@@ -112,7 +112,7 @@ struct Waiting {
     writer: Option<u32>,
 }
 
-/// One device. Deterministic: the same requests at the same times end at the same times.
+/// A device. Deterministic: the same requests at the same times end at the same times.
 #[derive(Clone, Debug)]
 pub struct Device {
     profile: Profile,
@@ -554,7 +554,7 @@ mod tests {
         );
     }
 
-    /// One channel: a write, a read that goes before the others, and two more writes.
+    /// A channel with a write, a read that goes before the others, and two more writes.
     #[test]
     fn a_writer_hears_how_long_each_write_took() {
         for unordered in [false, true] {

@@ -40,12 +40,12 @@ pub struct Energy {
     pub idle_watts: f64,
 }
 
-/// One kind of device.
+/// A kind of device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Profile {
     /// The name the user knows it by.
     pub name: &'static str,
-    /// One line for listings, with the source.
+    /// A line for listings, with the source.
     pub about: &'static str,
     /// How it is attached.
     pub attach: Attach,

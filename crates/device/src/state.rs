@@ -74,7 +74,7 @@ mod tests {
     use crate::{NAMES, by_name};
     use undercroft_seeded::Random;
 
-    /// One device, and one that forgets all but the words after each request.
+    /// Two equal devices, one of which forgets all but the words after each request.
     #[test]
     fn device_that_goes_through_words_serves_the_same() {
         for name in NAMES {

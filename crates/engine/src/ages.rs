@@ -15,7 +15,7 @@ use crate::limits::DEMOTE_PAGES_MAX;
 /// that leaves clean again and again has many.
 type Age = (PageNo, u32);
 
-/// What [`Ages::pop`] took out.
+/// Result of [`Ages::pop`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Oldest {
     /// A page. It may have left the tier: its own entry tells.

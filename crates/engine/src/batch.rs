@@ -1,14 +1,20 @@
-//! The batch in flight: pages that were selected and are not yet published, and the index by which
-//! the caller names each.
+//! The batches in flight: pages that were selected and are not yet published, and the index by
+//! which the caller names each.
 
-use undercroft_base::{PageNo, Slot, SpaceId, Stamp, TierId, VirtPage};
+use undercroft_base::{PageNo, PageSize, Slot, SpaceId, Stamp, TierId, VirtPage};
 
 use crate::limits::EVICT_PAGES_MAX;
 
 /// A set of items is one word with a bit for each, and a `BatchIndex` holds the place in 8 bits.
 const _: () = assert!(EVICT_PAGES_MAX <= u64::BITS as usize && EVICT_PAGES_MAX <= u8::MAX as usize);
 
-/// One item of the batch in flight. Only the engine makes one, so it always names an item of some
+/// Pages of one address space in a batch beside another that has pages of it: half of an agent's
+/// holding area.
+pub const HALF_PAGES: usize = EVICT_PAGES_MAX / 2;
+
+const LOW_HALF: u64 = u64::MAX >> (64 - HALF_PAGES);
+
+/// An item of a batch in flight. Only the engine makes one, so it always names an item of some
 /// batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BatchIndex {
@@ -19,14 +25,14 @@ pub struct BatchIndex {
 }
 
 impl BatchIndex {
-    /// The item's place in the list that [`Evictions::select`](crate::Evictions::select) returned.
+    /// The item's place among all that are in flight.
     #[inline]
     pub fn place(self) -> usize {
         usize::from(self.at)
     }
 }
 
-/// One page of the batch, as the caller sees it.
+/// A page of the batch, as the caller sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EvictItem {
     /// Its place in the batch.
@@ -37,7 +43,12 @@ pub struct EvictItem {
     pub space: SpaceId,
     /// Where it is mapped.
     pub page: VirtPage,
-    /// Generation of the copy that will be made. It seeds the checksum.
+    /// Where in the holding area of its space's agent its bytes are while it is in flight. Pages of
+    /// one space in a batch have places that follow each other, from 0 or from [`HALF_PAGES`] on.
+    pub place: u8,
+    /// Its size.
+    pub size: PageSize,
+    /// Generation of the copy that will be made. The checksum depends on it.
     pub stamp: Stamp,
     /// The copy that a tier still keeps, if any. The page is clean if its bytes have that copy's
     /// checksum.
@@ -49,9 +60,9 @@ pub struct EvictItem {
 pub enum Taken {
     /// Only the caller has its bytes now.
     Moved,
-    /// It stays resident: it is pinned, or shared with another process.
+    /// The page stays resident: it is pinned, or shared with another process.
     Busy,
-    /// It stays resident: the batch was cancelled, or the layout changed.
+    /// The page stays resident: the batch was cancelled, or the layout changed.
     NotTried,
     /// The agent was told to take it, and said neither that it did nor that it could not. The page
     /// counts as resident, and as out of memory once: if it turns out to be missing, it is lost,
@@ -96,6 +107,8 @@ impl InFlight {
             no: PageNo(u32::MAX),
             space: SpaceId(u32::MAX),
             page: VirtPage(u64::MAX),
+            place: 0,
+            size: PageSize::Base,
             stamp: Stamp(0),
             retained: None,
         },
@@ -107,65 +120,31 @@ impl InFlight {
     };
 }
 
-/// The batch in flight. Behind its [`EVICT_PAGES_MAX`] places are groups of earlier batches that
-/// were set aside, with as many places each.
+/// The batches in flight. Each has a group of [`EVICT_PAGES_MAX`] places, and so has each group of
+/// a batch that was set aside. Those of one address space have different halves of its agent's
+/// holding area.
 #[derive(Debug, Default)]
 pub(crate) struct Batch {
     pub pages: Vec<InFlight>,
-    /// Counts batches, and wraps.
-    number: u8,
-    /// The same for each place of a group: how many groups have been there.
+    /// By group of places: how often it was begun, and wraps.
     numbers: Vec<u8>,
-    /// Pages of fork children that share a page of the batch: (its place, the child's page).
+    /// Pages of fork children that share a page in flight: (its place, the child's page).
     pub followers: Vec<(usize, PageNo)>,
 }
 
 impl Batch {
-    /// Forgets the last batch. Its indices are void from now on.
+    /// The first place of a group that has nothing in flight, for a new batch or one that is set
+    /// aside. Indices of what was there are void from now on.
     #[inline]
-    pub(crate) fn restart(&mut self) {
-        if self.pages.len() <= EVICT_PAGES_MAX {
+    pub(crate) fn begin(&mut self) -> usize {
+        let base = self.free_group();
+        if base == 0 && self.pages.len() <= EVICT_PAGES_MAX {
             self.pages.clear();
             self.followers.clear();
         } else {
-            self.clear_first_places();
+            self.clear_group(base);
         }
-        self.number = self.number.wrapping_add(1);
-    }
-
-    /// Groups that were set aside stay where they are.
-    #[inline(never)]
-    fn clear_first_places(&mut self) {
-        self.pages[..EVICT_PAGES_MAX].fill(InFlight::NONE);
-        self.followers
-            .retain(|(leader, _)| *leader >= EVICT_PAGES_MAX);
-        while let Some(last) = self.pages.len().checked_sub(EVICT_PAGES_MAX)
-            && self.pages[last..].iter().all(|page| page.settled)
-        {
-            self.pages.truncate(last);
-        }
-    }
-
-    /// Puts the next page of the batch at `place`.
-    #[inline]
-    pub(crate) fn put(&mut self, place: usize, page: InFlight) {
-        match self.pages.get_mut(place) {
-            Some(at) => *at = page, // there are groups set aside behind it
-            None => self.pages.push(page),
-        }
-    }
-
-    /// The first place where a group can be set aside. The earlier content of these places is void.
-    pub(crate) fn aside_place(&mut self) -> usize {
-        let free = |at: &usize| {
-            let mut places = self.pages.iter().skip(*at).take(EVICT_PAGES_MAX);
-            places.all(|page| page.settled)
-        };
-        let found = (EVICT_PAGES_MAX..).step_by(EVICT_PAGES_MAX).find(free);
-        let base = found.expect("there is always one behind the last");
-        let places = self.pages.len().max(base + EVICT_PAGES_MAX);
-        self.pages.resize(places, InFlight::NONE);
-        let group = base / EVICT_PAGES_MAX - 1;
+        let group = base / EVICT_PAGES_MAX;
         if self.numbers.len() <= group {
             self.numbers.resize(group + 1, 0);
         }
@@ -173,22 +152,85 @@ impl Batch {
         base
     }
 
+    fn free_group(&self) -> usize {
+        let is_free = |base: &usize| {
+            let mut places = self.pages.iter().skip(*base).take(EVICT_PAGES_MAX);
+            places.all(|page| page.settled)
+        };
+        let mut groups = (0..).step_by(EVICT_PAGES_MAX);
+        groups
+            .find(is_free)
+            .expect("there is always one behind the last")
+    }
+
+    /// Groups with something in flight stay where they are. Those behind the last of them go.
+    #[inline(never)]
+    fn clear_group(&mut self, base: usize) {
+        let is_here = |place: usize| (base..base + EVICT_PAGES_MAX).contains(&place);
+        self.followers.retain(|(leader, _)| !is_here(*leader));
+        let last = self.pages.iter().rposition(|page| !page.settled);
+        let groups = last.map_or(0, |last| last / EVICT_PAGES_MAX + 1);
+        self.pages.truncate(groups * EVICT_PAGES_MAX);
+        self.pages
+            .resize(self.pages.len().max(base), InFlight::NONE);
+        let end = self.pages.len().min(base + EVICT_PAGES_MAX);
+        self.pages[base..end].fill(InFlight::NONE);
+    }
+
+    /// Puts a page at `place`: the next of the group that was begun last.
+    #[inline]
+    pub(crate) fn put(&mut self, place: usize, page: InFlight) {
+        match self.pages.get_mut(place) {
+            Some(at) => *at = page, // there are groups behind it
+            None => self.pages.push(page),
+        }
+    }
+
+    /// Whether a page is in flight.
+    pub(crate) fn is_any(&self) -> bool {
+        self.pages.iter().any(|page| !page.settled)
+    }
+
+    /// The place for the first of the next pages of `space`, and most pages that may follow each
+    /// other from there on. 0: all places are in use.
+    pub(crate) fn places_for(&self, space: SpaceId) -> (usize, usize) {
+        let in_flight = self.pages.iter().filter(|page| !page.settled);
+        let of = in_flight.filter(|page| page.item.space == space);
+        let used = of.fold(0u64, |used, page| used | 1 << page.item.place);
+        match (used & LOW_HALF, used & !LOW_HALF) {
+            (0, 0) => (0, EVICT_PAGES_MAX),
+            (0, _) => (0, HALF_PAGES),
+            (_, 0) => (HALF_PAGES, HALF_PAGES),
+            _ => (0, 0),
+        }
+    }
+
+    /// The spaces of all pages in flight, each once.
+    pub(crate) fn spaces(&self) -> Vec<SpaceId> {
+        let mut spaces = Vec::new(); // allocates beside another batch only
+        for page in self.pages.iter().filter(|page| !page.settled) {
+            let space = page.item.space;
+            if spaces.last() != Some(&space) && !spaces.contains(&space) {
+                spaces.push(space);
+            }
+        }
+        spaces
+    }
+
     /// The batch number of the content of `place`.
     #[inline]
     fn number_at(&self, place: usize) -> u8 {
-        if place < EVICT_PAGES_MAX {
-            self.number
-        } else {
-            let group = place / EVICT_PAGES_MAX - 1;
-            self.numbers.get(group).copied().unwrap_or(0)
-        }
+        self.numbers
+            .get(place / EVICT_PAGES_MAX)
+            .copied()
+            .unwrap_or(0)
     }
 
     /// The index of the item at `place`.
     #[inline]
     pub(crate) fn index(&self, place: usize) -> BatchIndex {
         BatchIndex {
-            at: u16::try_from(place).expect("some hundred groups are set aside at most"),
+            at: u16::try_from(place).expect("some hundred groups are in flight at most"),
             batch: self.number_at(place),
         }
     }
@@ -301,7 +343,7 @@ mod tests {
         let mut batch = Batch::default();
         let old = batch.index(3);
         assert_eq!(batch.place(old), 3);
-        batch.restart();
+        batch.begin();
         batch.place(old);
     }
 }

@@ -1,7 +1,7 @@
 //! The counts, states and limits in the books.
 
 use undercroft_base::{
-    Bytes, Entry, Flags, PAGE_BYTES, PageCount, PageNo, PageState, Slot, SpaceId, TierId, VirtPage,
+    Bytes, Entry, Flags, PageCount, PageNo, PageSize, PageState, Slot, SpaceId, TierId, VirtPage,
     VirtRange,
 };
 use undercroft_policy::place::Share;
@@ -14,15 +14,20 @@ use crate::{BooksView, Stats};
 impl<'e, L: Ledger> BooksView<'e, L> {
     /// DRAM the client costs now: resident managed pages plus what tiers hold.
     pub fn dram_used(self) -> Bytes {
-        Bytes(self.engine.resident * PAGE_BYTES as u64 + self.engine.pool_held.0)
+        Bytes(self.resident().bytes().0 + self.engine.pool_held.0)
     }
 
-    /// Resident managed pages, and pages in flight.
+    /// Resident managed pages, and pages in flight, in base pages.
     pub fn resident(self) -> PageCount {
         PageCount(self.engine.resident)
     }
 
-    /// The limit in force.
+    /// Pages with a copy in a tier that are not in memory, in base pages.
+    pub fn stored(self) -> PageCount {
+        PageCount(self.engine.table.stored())
+    }
+
+    /// The limit that was set, or that is approached now.
     pub fn limit(self) -> Bytes {
         self.engine.config.limit
     }
@@ -37,7 +42,7 @@ impl<'e, L: Ledger> BooksView<'e, L> {
         &self.engine.stats
     }
 
-    /// What the reclaim policy has chosen, if it chooses between rules. O(1).
+    /// Choice of the reclaim policy, if it chooses between rules. O(1).
     pub fn reclaim_choice(self) -> Option<Choice> {
         self.engine.reclaim.choice()
     }
@@ -51,11 +56,38 @@ impl<'e, L: Ledger> BooksView<'e, L> {
             + self.engine.ages.metadata_bytes()
     }
 
-    /// How many pages fit below the limit. Negative when the limit is exceeded.
+    /// DRAM of pages that cannot leave: the kernel refused to move them, or they are locked.
+    pub fn immovable(self) -> Bytes {
+        self.engine.kept.still_pages.bytes()
+    }
+
+    /// By how much the limit in force is above [`BooksView::limit`], because of pages that cannot
+    /// leave. At most what these take.
+    pub fn raised(self) -> Bytes {
+        Bytes(self.engine.raised())
+    }
+
+    /// How many base pages fit below the limit in force. Negative when it is exceeded.
     #[inline]
     pub fn room(self) -> i64 {
-        let limit = self.engine.config.limit.0 as i64;
-        (limit - self.dram_used().0 as i64) >> PAGE_BYTES.trailing_zeros()
+        let limit = (self.engine.config.limit.0 as i64).saturating_add(self.engine.raised() as i64);
+        (limit - self.dram_used().0 as i64) >> PageSize::Base.bytes().trailing_zeros()
+    }
+
+    /// Whether there is no room for one more page, of the largest size that there is.
+    #[inline]
+    pub fn is_full(self) -> bool {
+        self.room() < self.engine.table.large().max(1) as i64
+    }
+
+    /// Size of the pages of a space. O(1).
+    pub fn page_size(self, space: SpaceId) -> PageSize {
+        self.engine.table.size_in(space)
+    }
+
+    /// By how many base pages faults may exceed the limit now.
+    pub fn over_limit(self) -> PageCount {
+        self.engine.over_limit
     }
 
     /// True when less room than the reserve is left: reclaim should start.
@@ -65,7 +97,12 @@ impl<'e, L: Ledger> BooksView<'e, L> {
 
     /// True while reclaim, once started, should continue: until one and a half reserves are free.
     pub fn reclaim_unfinished(self) -> bool {
-        self.room() < self.engine.reserve() * 3 / 2
+        self.reclaim_lacks() > 0
+    }
+
+    /// How many base pages are still to leave until then.
+    pub fn reclaim_lacks(self) -> i64 {
+        self.engine.reserve() * 3 / 2 - self.room()
     }
 
     /// Whether the page is in memory. O(1). For a caller that has the number
@@ -126,31 +163,47 @@ impl<'e, L: Ledger> BooksView<'e, L> {
 
     /// Checks the books against the ledger; panics with the difference. For tests: O(all entries).
     pub fn audit(self) {
-        let census = self.engine.table.census();
-        let of = |state: PageState| census.get(&(state as u8)).copied().unwrap_or(0);
-        let (inherited, inherited_leaving) = self.engine.table.count_inherited();
-        let resident = of(PageState::Resident) - inherited;
-        let evicting = of(PageState::Evicting) - inherited_leaving;
-        let counted = resident + evicting + of(PageState::Loading);
+        let table = &self.engine.table;
+        let (mut listed, mut counted, mut stored) = (0, 0, 0);
+        for (no, entry) in table.all_known() {
+            let own = !entry.flags.has(Flags::INHERITED);
+            match entry.state {
+                PageState::Stored => stored += table.base_pages(no),
+                PageState::Resident | PageState::Evicting if own => {
+                    listed += u64::from(entry.state == PageState::Resident);
+                    counted += table.base_pages(no);
+                }
+                PageState::Loading => counted += table.base_pages(no),
+                _ => {}
+            }
+        }
         assert_eq!(
             self.engine.resident, counted,
-            "resident count differs from the ledger: {census:?}"
+            "resident count differs from the ledger"
         );
         assert_eq!(
-            self.engine.table.stored(),
-            of(PageState::Stored),
-            "count of stored pages differs from the ledger: {census:?}"
+            table.stored(),
+            stored,
+            "count of stored pages differs from the ledger"
+        );
+        let still = self.engine.kept.still.iter();
+        let still: u64 = still.map(|(_, no)| table.base_pages(*no)).sum();
+        assert_eq!(
+            self.engine.kept.still_pages.0, still,
+            "count of still pages"
         );
         assert_eq!(
             self.engine.reclaim.len().0 + self.kept_pages().0,
-            resident,
+            listed,
             "policy length differs from the ledger"
         );
     }
 
-    /// Pages that the policy does not know, because their spaces are passed over.
+    /// Resident pages that the policy does not know: their spaces are passed over, or they cannot
+    /// leave.
     pub fn kept_pages(self) -> PageCount {
-        PageCount(self.engine.kept.pages.len() as u64)
+        let kept = &self.engine.kept;
+        PageCount((kept.pages.len() + kept.still.len()) as u64)
     }
 
     /// The known parts of `range`, ascending, at most a chunk each (2 MiB of pages of 4 KiB). A
@@ -170,25 +223,34 @@ impl<'e, L: Ledger> BooksView<'e, L> {
         stretches.into_iter().map(|part| part.pages).collect()
     }
 
-    /// Whether every page of `range` is in memory or untouched, and needs no stored copy. If so, it
+    /// Ranges of pages of `range` that have contents and may not be in memory. Every other page
     /// reads right bytes even where the books have no room for a fork child or for a new place.
-    pub fn keeps_nothing(self, space: SpaceId, range: VirtRange) -> bool {
-        self.engine.table.known_pages(space, range).all(|(_, no)| {
-            let entry = self.engine.table.entry(no);
-            match entry.state {
-                PageState::Resident | PageState::Untouched => true,
-                PageState::Loading => is_zero(entry),
-                PageState::Evicting | PageState::Stored | PageState::Lost => false,
-            }
+    /// These do not: the caller poisons them there. O(known pages of it).
+    pub fn away(self, space: SpaceId, range: VirtRange) -> Vec<VirtRange> {
+        self.ranges(space, range, |entry| match entry.state {
+            PageState::Resident | PageState::Untouched => false,
+            PageState::Loading => !is_zero(entry),
+            PageState::Evicting | PageState::Stored | PageState::Lost => true,
         })
     }
 
     /// Ranges of pages of `range` whose frames are charged to a relative. O(known pages of it).
     pub fn inherited(self, space: SpaceId, range: VirtRange) -> Vec<VirtRange> {
+        self.ranges(space, range, |entry| {
+            entry.state == PageState::Resident && entry.flags.has(Flags::INHERITED)
+        })
+    }
+
+    /// The pages of `range` whose entries are `wanted`, as ranges.
+    fn ranges(
+        self,
+        space: SpaceId,
+        range: VirtRange,
+        wanted: impl Fn(Entry) -> bool,
+    ) -> Vec<VirtRange> {
         let mut ranges: Vec<VirtRange> = Vec::new();
         for (page, no) in self.engine.table.known_pages(space, range) {
-            let entry = self.engine.table.entry(no);
-            if entry.state == PageState::Resident && entry.flags.has(Flags::INHERITED) {
+            if wanted(self.engine.table.entry(no)) {
                 match ranges.last_mut() {
                     Some(last) if last.end == page => last.end = page.plus(1),
                     _ => ranges.push(VirtRange::new(page, page.plus(1))),

@@ -57,11 +57,12 @@ impl<L: Ledger> Faults<'_, L> {
             }
             if copies {
                 let room = self.engine.books().room();
-                if room < 1 && self.engine.config.room == Room::Ahead && !fault.urgent {
+                let needed = self.engine.table.size_in(fault.space).base_pages() as i64;
+                if room < needed && self.engine.config.room == Room::Ahead && !fault.urgent {
                     if granted > 0 {
                         break;
                     }
-                    if room.saturating_add_unsigned(self.engine.over_limit.0) < 1 {
+                    if room.saturating_add_unsigned(self.engine.over_limit.0) < needed {
                         self.engine.stats.waited_for_room += 1;
                         return Err(self.engine.wait_for_room(fault));
                     }
@@ -98,7 +99,7 @@ impl<L: Ledger> Evictions<'_, L> {
     /// it: they have a family in one space, so the heir's page has another address.
     pub fn leave_frame_to(&mut self, index: BatchIndex, space: SpaceId, page: VirtPage) {
         let at = self.engine.batch.place(index);
-        self.engine.charge(space, page, PageEvent::FrameLeft);
+        self.engine.charge(space, page);
         self.engine.batch.pages[at].heir = Some((space, page));
     }
 }
@@ -126,13 +127,13 @@ impl<L: Ledger> Forks<'_, L> {
     /// An inherited page has a frame of its own now, or is charged for the shared one. It counts,
     /// and may be evicted.
     pub fn own_frame(&mut self, space: SpaceId, page: VirtPage) {
-        self.engine.charge(space, page, PageEvent::FrameOwned);
+        self.engine.charge(space, page);
     }
 }
 
 impl<L: Ledger> Engine<L> {
-    /// An inherited page counts from now on. * `why`: what the listener is told.
-    fn charge(&mut self, space: SpaceId, page: VirtPage, why: PageEvent) {
+    /// An inherited page counts from now on.
+    fn charge(&mut self, space: SpaceId, page: VirtPage) {
         let Some(no) = self.table.find(space, page) else {
             return;
         };
@@ -140,8 +141,8 @@ impl<L: Ledger> Engine<L> {
         if entry.state == PageState::Resident && entry.flags.has(Flags::INHERITED) {
             let flags = entry.flags.without(Flags::INHERITED);
             self.table.set(no, Entry { flags, ..entry });
-            self.count();
-            self.tell_page(space, page, why);
+            self.count(no);
+            self.tell_page(space, page, PageEvent::Found);
             self.reclaim.insert(no, Arrival::FirstTouch);
             self.see(no, What::New { pages: 1 });
         }

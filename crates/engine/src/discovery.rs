@@ -8,15 +8,15 @@ use undercroft_policy::reclaim::Arrival;
 use crate::ledger::Ledger;
 use crate::{BookEvent, Discovery, Engine, PageEvent};
 
-/// What became of a page that is resident by the books, and missing by the kernel.
+/// Fate of a page that is resident by the books, and missing by the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Missing {
-    /// It has not left memory since it came as zeros. The program or the kernel dropped it, and it
-    /// reads as zeros. Three things do so without an event: guard pages; a `MADV_DONTNEED` whose
-    /// event was read before the page came, and that was carried out after; and fork, for pages
-    /// that were never written.
+    /// The page has not left memory since it came as zeros. The program or the kernel dropped it,
+    /// and it reads as zeros. Three things do so without an event: guard pages; a `MADV_DONTNEED`
+    /// whose event was read before the page came, and that was carried out after; and fork, for
+    /// pages that were never written.
     Dropped,
-    /// It was out of memory: it may have been lost there, or on its way back.
+    /// The page was out of memory: it may have been lost there, or on its way back.
     Lost,
 }
 
@@ -72,8 +72,8 @@ impl<L: Ledger> Discovery<'_, L> {
         self.engine.found(space, range, Arrival::Returned);
     }
 
-    /// What this page is if the kernel says that it is missing. `None`: the books do not have it as
-    /// resident, so it may well be missing.
+    /// State of this page if the kernel says that it is missing. `None`: the books do not have it
+    /// as resident, so it may well be missing.
     pub fn missing(&self, space: SpaceId, page: VirtPage) -> Option<Missing> {
         let no = self.engine.table.find(space, page)?;
         let entry = self.engine.table.entry(no);
@@ -135,9 +135,11 @@ impl<L: Ledger> Engine<L> {
                         ..entry
                     },
                 );
-                self.count();
+                self.count(no);
                 self.tell_page(space, page, PageEvent::Found);
-                self.expected_found = self.expected_found.saturating_sub(1);
+                self.expected_found = self
+                    .expected_found
+                    .saturating_sub(self.table.base_pages(no));
                 self.reclaim.insert(no, arrival);
                 self.see(no, What::New { pages: 1 });
             }

@@ -1,8 +1,9 @@
 //! The eviction path: choose a batch, learn what could be taken, publish where each page went.
 //!
-//! One batch is in flight at a time. Its pages are `Evicting`. Layout changes find them here, and
-//! mark them dead or give them their new address. So bytes in the evictor's hands never come back
-//! for the wrong page.
+//! Several batches may be in flight. At most two have pages of one address space, each a half of
+//! what its agent can hold. Their pages are `Evicting`. Layout changes find them here, and mark
+//! them dead or give them their new address. So bytes in the evictor's hands never come back for
+//! the wrong page.
 
 use undercroft_base::{
     Entry, Flags, PageCount, PageNo, PageState, Slot, SpaceId, Stamp, TierId, VirtPage, VirtRange,
@@ -10,14 +11,18 @@ use undercroft_base::{
 use undercroft_policy::place::Leaving;
 use undercroft_policy::reclaim::{Arrival, Verdict};
 
-use crate::batch::{BatchIndex, EvictItem, InFlight, Outcome, Taken};
+use crate::batch::{BatchIndex, EvictItem, HALF_PAGES, InFlight, Outcome, Taken};
 use crate::ledger::Ledger;
 use crate::limits::{EVICT_PAGES_MAX, RECENT_PAGES, SELECT_SCAN_MAX};
 use crate::{BookEvent, Engine, Evictions, PageEvent, Room, notes};
 
 impl<L: Ledger> Evictions<'_, L> {
-    /// Starts a batch of up to `want` victims, sorted by space and address. False when there is
-    /// none. The last batch must be fully published. The pages are `Evicting` from now on.
+    /// Starts a batch of up to `want` base pages, sorted by space and address. A large page ends
+    /// it, and may be beyond that. False when there is none. Beside a batch in flight it has at
+    /// most [`HALF_PAGES`]. The pages are `Evicting` from now on.
+    ///
+    /// A successor finds the pages of up to [`GROUPS`](crate::GROUPS) batches and groups set aside.
+    /// A page of a further one is lost if the successor finds it absent.
     #[inline(always)] // on the eviction path
     pub fn select(&mut self, want: usize, out: &mut Vec<EvictItem>) -> bool {
         self.engine.victims.clear();
@@ -30,18 +35,18 @@ impl<L: Ledger> Evictions<'_, L> {
             Room::AfterPlan => 0,
         };
         self.engine.name_victims(want, protected);
-        while self.engine.victims.is_empty() && protected > 0 && self.engine.books().room() < 1 {
+        while self.engine.victims.is_empty() && protected > 0 && self.engine.books().is_full() {
             protected /= 2;
             self.engine.name_victims(want, protected);
         }
         // What was refused is tried before its time when nothing else can leave.
         if self.engine.victims.is_empty()
-            && self.engine.books().room() < 1
+            && self.engine.books().is_full()
             && self.engine.take_back_refused(true)
         {
             self.engine.name_victims(want, 0);
         }
-        self.engine.start_batch(PageEvent::Chosen, out)
+        self.engine.start_batch(out)
     }
 
     /// As [`Evictions::select`], but the caller names the victims: up to a batch of evictable pages
@@ -55,11 +60,14 @@ impl<L: Ledger> Evictions<'_, L> {
         out: &mut Vec<EvictItem>,
     ) -> bool {
         self.engine.victims.clear();
-        if self.engine.kept.spaces.contains(&space) {
-            return self.engine.start_batch(PageEvent::Named, out);
+        let (_, room) = self.engine.batch.places_for(space);
+        if self.engine.kept.spaces.contains(&space) || room == 0 {
+            out.clear();
+            return false;
         }
+        let most = self.engine.table.size_in(space).at_once(room);
         for page in ranges.iter().flat_map(|range| range.pages()) {
-            if self.engine.victims.len() == EVICT_PAGES_MAX {
+            if self.engine.victims.len() == most {
                 break;
             }
             let Some(no) = self.engine.table.find(space, page) else {
@@ -77,28 +85,25 @@ impl<L: Ledger> Evictions<'_, L> {
                 self.engine.victims.push(no);
             }
         }
-        self.engine.start_batch(PageEvent::Named, out)
+        self.engine.start_batch(out)
     }
 
     /// Sets a group of the batch aside, all of one address space: their process has not answered
     /// which of them it moved. They stay `Evicting` beside later batches, and are settled or
     /// published by the indices that `group` has afterwards. No page of their space is chosen until
     /// [`Evictions::pass_over`] ends that.
-    ///
-    /// Up to [`notes::ASIDE_GROUPS`] groups are noted for a successor. A page of a further group is
-    /// lost if the successor finds it absent.
     pub fn set_aside(&mut self, group: &mut [EvictItem]) {
         let Some(first) = group.first().copied() else {
             return;
         };
-        let base = self.engine.batch.aside_place();
+        let base = self.engine.batch.begin();
         let start = self.engine.batch.place(first.at);
         for (of, item) in group.iter_mut().enumerate() {
             let (at, to) = (self.engine.batch.place(item.at), base + of);
             debug_assert_eq!(at, start + of, "a group is a piece of the batch");
             self.engine.move_note(at, to);
-            self.engine.batch.pages[to] =
-                std::mem::replace(&mut self.engine.batch.pages[at], InFlight::NONE);
+            let page = std::mem::replace(&mut self.engine.batch.pages[at], InFlight::NONE);
+            self.engine.batch.put(to, page);
             item.at = self.engine.batch.index(to);
             self.engine.batch.pages[to].item.at = item.at;
         }
@@ -220,10 +225,11 @@ impl<L: Ledger> Evictions<'_, L> {
                     self.engine.tell_page(place.0, place.1, what);
                     self.engine.put_back(at);
                 }
-                Outcome::Lost => self.engine.uncount(),
+                Outcome::Lost => self.engine.uncount(no),
                 _ => {
-                    self.engine.uncount();
+                    self.engine.uncount(no);
                     self.engine.stats.pages_swapped_out += 1;
+                    self.engine.stats.base_pages_freed += self.engine.table.base_pages(no);
                     if outcome == Outcome::Clean && !moved {
                         self.engine
                             .tell_page(place.0, place.1, PageEvent::LeftClean);
@@ -252,13 +258,9 @@ impl<L: Ledger> Evictions<'_, L> {
 impl<L: Ledger> Engine<L> {
     /// Makes the victims the batch. The policy has already forgotten them.
     #[inline(always)] // on the eviction path
-    fn start_batch(&mut self, how: PageEvent, out: &mut Vec<EvictItem>) -> bool {
-        debug_assert!(
-            (self.batch.pages.iter().take(EVICT_PAGES_MAX)).all(|p| p.settled),
-            "one batch at a time"
-        );
+    fn start_batch(&mut self, out: &mut Vec<EvictItem>) -> bool {
         out.clear();
-        self.batch.restart();
+        let base = self.batch.begin();
         let stamp = self.stamp();
         let table = &mut self.table;
         if self.victims.len() > 1 {
@@ -267,15 +269,15 @@ impl<L: Ledger> Engine<L> {
         // Counted here, not when published: the refault distance must not depend on how long
         // storing takes.
         self.evictions += self.victims.len() as u64;
-        let (mut of, mut place) = (SpaceId(0), 0);
+        let (mut of, mut place) = (None, 0);
         for (at, &no) in self.victims.iter().enumerate() {
             let entry = table.entry(no);
             let (space, page) = table.address(no);
-            if space != of {
-                (of, place) = (space, 0);
+            if of != Some(space) {
+                (of, place) = (Some(space), self.batch.places_for(space).0);
             }
+            let at = base + at;
             notes::note_item(table.ledger(), at, space, place, no);
-            place += 1;
             table.set_state(no, PageState::Evicting);
             let retained = if entry.flags.has(Flags::RETAINED) {
                 Some((entry.tier, entry.slot, entry.stamp))
@@ -287,9 +289,12 @@ impl<L: Ledger> Engine<L> {
                 no,
                 space,
                 page,
+                place: place as u8,
+                size: table.size(no),
                 stamp,
                 retained,
             };
+            place += 1;
             let page = InFlight {
                 item,
                 dead: false,
@@ -302,7 +307,7 @@ impl<L: Ledger> Engine<L> {
             out.push(item);
         }
         if self.journal.is_some() {
-            self.tell_batch(how, out);
+            self.tell_batch(out);
         }
         if self.linked.is_some() {
             self.tell_leaving(out);
@@ -323,17 +328,26 @@ impl<L: Ledger> Engine<L> {
     }
 
     #[inline(never)]
-    fn tell_batch(&mut self, how: PageEvent, items: &[EvictItem]) {
+    fn tell_batch(&mut self, items: &[EvictItem]) {
         if !items.is_empty() {
             self.tell(BookEvent::BatchBegan);
         }
         for item in items {
-            self.tell_page(item.space, item.page, how);
+            self.tell_page(item.space, item.page, PageEvent::Chosen);
         }
     }
 
-    /// Has the policy name victims. None is locked, and none is of the newest `protected` pages.
+    /// Has the policy name victims. None is locked, of the newest `protected` pages, or of a space
+    /// whose agent holds as many as it can.
     fn name_victims(&mut self, want: usize, protected: usize) {
+        let kept = &self.kept.spaces;
+        let mut busy = self.batch.spaces();
+        busy.retain(|space| !kept.contains(space) && self.batch.places_for(*space).1 == 0);
+        let most = if self.batch.is_any() {
+            HALF_PAGES
+        } else {
+            EVICT_PAGES_MAX
+        };
         let Engine {
             table,
             recent,
@@ -344,23 +358,29 @@ impl<L: Ledger> Engine<L> {
         let mut verdict = |no: PageNo| {
             let entry = table.entry(no);
             debug_assert_eq!(entry.state, PageState::Resident);
-            if entry.flags.has(Flags::LOCKED) || recent.holds(no, protected) {
+            let is_busy = || busy.contains(&table.address(no).0);
+            if entry.flags.has(Flags::LOCKED)
+                || recent.holds(no, protected)
+                || !busy.is_empty() && is_busy()
+            {
                 Verdict::Skip
             } else {
                 Verdict::Take
             }
         };
-        reclaim.select(
-            want.min(EVICT_PAGES_MAX),
-            SELECT_SCAN_MAX,
-            &mut verdict,
-            victims,
-        );
-        let cut_off = self.victims.len() < EVICT_PAGES_MAX && want >= EVICT_PAGES_MAX;
-        self.keep_victims();
-        if cut_off {
-            self.tell(BookEvent::FellShort);
+        let want = want.min(most);
+        if table.large() == 0 {
+            reclaim.select(want, SELECT_SCAN_MAX, &mut verdict, victims);
+        } else {
+            let mut missing = want;
+            while missing > 0 {
+                let count = victims.len();
+                reclaim.select(1, SELECT_SCAN_MAX, &mut verdict, victims);
+                let Some(no) = victims.get(count) else { break };
+                missing = missing.saturating_sub(table.base_pages(*no) as usize);
+            }
         }
+        self.keep_victims();
     }
 
     #[inline]
@@ -456,7 +476,7 @@ impl<L: Ledger> Engine<L> {
                     }
                     .that_left(),
                 );
-                self.count();
+                self.count(child);
                 let (space, page) = self.table.address(child);
                 self.tell_page(space, page, PageEvent::Found);
                 self.reclaim.insert(child, Arrival::Returned);

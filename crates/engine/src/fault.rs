@@ -16,7 +16,7 @@ use crate::limits::{LOAD_PAGES_MAX, RETAIN_AHEAD_PERCENT, STAMP_EVICTIONS, WAITE
 use crate::page_table::PageTable;
 use crate::{BookEvent, Config, Engine, Fault, Faults, PageEvent, Room};
 
-/// What to do about a fault.
+/// Answer to a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultAnswer {
     /// Load and install what the plan lists.
@@ -33,7 +33,7 @@ pub enum FaultAnswer {
     Unmanaged,
 }
 
-/// What became of one page of a plan.
+/// Fate of one page of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Install {
     /// Not tried, or refused for now: back to `Stored`.
@@ -46,7 +46,7 @@ pub enum Install {
     Lost,
 }
 
-/// One page to bring in.
+/// A page to bring in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadItem {
     /// The page's entry.
@@ -74,7 +74,7 @@ pub struct LoadItem {
 /// The pages of one fault, in ascending address order. The plan is reused and never grows.
 #[derive(Debug)]
 pub struct LoadPlan {
-    /// What it is for. Fresh pages of a write get a frame of their own.
+    /// The fault that it serves. Fresh pages of a write get a frame of their own.
     pub fault: Fault,
     /// At most [`LOAD_PAGES_MAX`].
     pub items: Vec<LoadItem>,
@@ -156,7 +156,7 @@ fn stored_around<L: Ledger>(
 }
 
 impl<L: Ledger> Faults<'_, L> {
-    /// Sets by how many pages faults may exceed the limit, and returns the value before. The
+    /// Sets by how many base pages faults may exceed the limit, and returns the value before. The
     /// manager raises it step by step while no tier has room and the client is to stay alive.
     pub fn set_over_limit(&mut self, pages: PageCount) -> PageCount {
         std::mem::replace(&mut self.engine.over_limit, pages)
@@ -164,18 +164,18 @@ impl<L: Ledger> Faults<'_, L> {
 
     /// Appends to `out` the pages of threads that may fault again, as many as there is room for.
     pub fn take_waiters(&mut self, out: &mut Vec<(SpaceId, VirtPage)>) {
-        let room = self
+        let mut room = self
             .engine
             .room_to_come()
-            .saturating_add_unsigned(self.engine.over_limit.0)
-            .max(0) as usize;
-        let count = self.engine.waiters.len().min(room);
-        out.extend(self.engine.waiters.drain(..count));
-    }
-
-    /// Whether a thread waits for room.
-    pub fn any_waits(&self) -> bool {
-        !self.engine.waiters.is_empty()
+            .saturating_add_unsigned(self.engine.over_limit.0);
+        while let Some((space, page)) = self.engine.waiters.front().copied() {
+            room = room.saturating_sub_unsigned(self.engine.table.size_in(space).base_pages());
+            if room < 0 {
+                break;
+            }
+            out.push((space, page));
+            self.engine.waiters.pop_front();
+        }
     }
 
     /// Decides a fault. On `Load`, the pages are in `plan`, all `Loading` and counted. Cost:
@@ -198,10 +198,11 @@ impl<L: Ledger> Faults<'_, L> {
         if !fresh && entry.state != PageState::Stored {
             return self.engine.fault_again(fault, no, entry.state);
         }
-        if self.engine.config.room == Room::Ahead && self.engine.room_to_come() < 1 {
+        let needed = self.engine.table.base_pages(no) as i64;
+        if self.engine.config.room == Room::Ahead && self.engine.room_to_come() < needed {
             let room =
                 (self.engine.room_to_come()).saturating_add_unsigned(self.engine.over_limit.0);
-            if room < 1 && !fault.urgent {
+            if room < needed && !fault.urgent {
                 self.engine.stats.waited_for_room += 1;
                 return self.engine.wait_for_room(fault);
             }
@@ -321,7 +322,7 @@ impl<L: Ledger> Engine<L> {
             stamp: entry.stamp,
         };
         self.table.set(no, loading);
-        self.count();
+        self.count(no);
         plan.items.push(LoadItem {
             no,
             space: plan.fault.space,
@@ -352,7 +353,7 @@ impl<L: Ledger> Engine<L> {
         linked.clear();
         self.place.together(no, &mut linked);
         let region = self.table.region_around(fault.space, fault.page);
-        let mut most = self.along_max();
+        let mut most = self.along_max(no);
         for other in &linked {
             // What was linked may have been dropped since.
             let Some((space, page)) = self.table.address_if_used(*other) else {
@@ -374,13 +375,14 @@ impl<L: Ledger> Engine<L> {
         found
     }
 
-    /// Most pages that may come along with a fault.
-    fn along_max(&self) -> i64 {
+    /// Most pages that may come along with a fault on page `no`: none if it is large.
+    fn along_max(&self, no: PageNo) -> i64 {
         let most = match self.config.room {
             Room::Ahead => (self.room_to_come() + 1) * 3 / 4, // and the faulting page's own
             Room::AfterPlan => self.config.limit.pages_floor().0 as i64 / 2,
         };
-        most.clamp(0, LOAD_PAGES_MAX as i64 - 1)
+        let at_once = self.table.size(no).at_once(LOAD_PAGES_MAX);
+        most.clamp(0, at_once as i64 - 1)
     }
 
     /// Asks the prefetch policy for a window, and adds it to the plan.
@@ -410,7 +412,7 @@ impl<L: Ledger> Engine<L> {
     /// a quarter of the room free.
     #[inline(never)]
     fn plan_beside(&mut self, plan: &mut LoadPlan, seen: FaultSeen) {
-        let most = self.along_max() as usize;
+        let most = self.along_max(plan.items[0].no) as usize;
         let now = Now {
             arrivals: self.stats.arrivals(),
             resident_max: self.config.limit.pages_floor(),
@@ -451,7 +453,7 @@ impl<L: Ledger> Engine<L> {
         stride: i64,
         count: u32,
     ) {
-        let count = i64::from(count).min(self.along_max());
+        let count = i64::from(count).min(self.along_max(plan.items[0].no));
         if count == 0 {
             return;
         }
@@ -504,7 +506,7 @@ impl<L: Ledger> Engine<L> {
 
     #[inline(never)]
     fn not_installed(&mut self, item: &LoadItem, entry: Entry) {
-        self.uncount();
+        self.uncount(item.no);
         let back = if item.fresh {
             Entry {
                 flags: entry.flags,
@@ -524,7 +526,7 @@ impl<L: Ledger> Engine<L> {
 
     #[inline(never)]
     fn lost(&mut self, item: &LoadItem) {
-        self.uncount();
+        self.uncount(item.no);
         self.stats.lost += 1;
         self.release(item.tier, item.slot);
         let lost = Entry {

@@ -21,7 +21,7 @@ impl<L: Ledger> Forks<'_, L> {
         parent: SpaceId,
         wiped: &[VirtRange],
     ) -> Result<(SpaceId, Effect), LedgerFull> {
-        let child = self.begin_fork(parent);
+        let child = self.begin_fork(parent)?;
         let mut effect = Effect::default();
         for part in self.engine.books().parts(parent, EVERYTHING) {
             match self.inherit_range(parent, child, part, wiped) {
@@ -47,17 +47,20 @@ impl<L: Ledger> Forks<'_, L> {
     /// The child of a fork, with the managed ranges of its parent. Nothing is known of its pages:
     /// those of each part of [`BooksView::parts`](crate::BooksView::parts) follow by
     /// [`Forks::inherit_range`], before anything is installed in either.
-    pub fn begin_fork(&mut self, parent: SpaceId) -> SpaceId {
-        let child = self.engine.table.add_space();
+    ///
+    /// Errors: no number is free for it.
+    pub fn begin_fork(&mut self, parent: SpaceId) -> Result<SpaceId, LedgerFull> {
+        let size = self.engine.table.size_in(parent);
+        let child = self.engine.new_space(size, |_| false)?;
         let regions = self.engine.table.regions(parent).to_vec();
         self.engine.table.set_regions(child, regions);
-        child
+        Ok(child)
     }
 
     /// Gives a fork child what its parent has in `range`.
     ///
-    /// Errors: the ledger is full; see
-    /// [`BooksView::keeps_nothing`](crate::BooksView::keeps_nothing).
+    /// Errors: the ledger is full. Pages of `range` that are [`away`](crate::BooksView::away) in
+    /// the parent may not be in the child's books.
     pub fn inherit_range(
         &mut self,
         parent: SpaceId,

@@ -8,7 +8,7 @@ use undercroft_base::{SpaceId, VirtPage, VirtRange};
 
 use crate::{Engine, Fault};
 
-/// One change of the books. Pages are named where they are now.
+/// A change of the books. Pages are named where they are now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BookEvent {
     /// The fault brought its page in.
@@ -18,9 +18,6 @@ pub enum BookEvent {
     Waits(Fault),
     /// A batch begins. Pages of the one before are on their way out only if they were set aside.
     BatchBegan,
-    /// The policy was asked for a whole batch, and named fewer pages in a search that was cut off.
-    /// What it named, if anything, is the next batch.
-    FellShort,
     /// Something happened to one page.
     Page(SpaceId, VirtPage, PageEvent),
     /// These pages may not leave from now on.
@@ -41,36 +38,30 @@ pub enum BookEvent {
     Ended(SpaceId),
 }
 
-/// What happened to one page.
+/// Event of one page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageEvent {
-    /// It came with a fault on another page.
+    /// The page came with a fault on another page.
     CameAlong,
-    /// The policy chose it to leave.
+    /// The policy, or the caller, chose it to leave.
     Chosen,
-    /// The caller named it to leave.
-    Named,
-    /// It was chosen, and stays: it could not be taken, or it has moved meanwhile.
+    /// The page was chosen, and stays: it could not be taken, or it has moved meanwhile.
     Stayed,
-    /// It left without a write: its copy below is still good.
+    /// The page left without a write: its copy below is still good.
     LeftClean,
     /// The policy chose it, but its space is passed over. It stays, and the policy has forgotten
     /// it.
     Kept,
     /// The policy knows it again, as one that was chosen and stayed.
     TakenBack,
-    /// It had been taken out, and is put back.
+    /// The page had been taken out, and is put back.
     PutBack,
-    /// It is in memory, and was not in the books.
+    /// The page is in memory, and was not in the books. Or it was inherited, and counts from now
+    /// on: it was copied, or the relative that was charged for its frame releases it.
     Found,
-    /// It was inherited, and counts from now on: it was copied, or is alone with its frame.
-    FrameOwned,
-    /// It was inherited, and counts from now on: the relative that was charged for its frame is on
-    /// its way out. The copy that the relative leaves below is its own, too.
-    FrameLeft,
-    /// It is in memory, in a frame that a relative is charged for.
+    /// The page is in memory, in a frame that a relative is charged for.
     FoundShared,
-    /// It is in memory, and was used.
+    /// The page is in memory, and was used.
     Used,
 }
 

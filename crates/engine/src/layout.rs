@@ -1,15 +1,17 @@
-//! What the program does to its address space: drop, unmap, move, fork. The caller reports each
+//! Changes of an address space by the program: drop, unmap, move, fork. The caller reports each
 //! event in the kernel's order, while no page of the space can be installed.
 
 use undercroft_base::{
-    Entry, Flags, PageCount, PageNo, PageState, Slot, SpaceId, TierId, VirtPage, VirtRange,
+    Entry, Flags, PageCount, PageNo, PageSize, PageState, Slot, SpaceId, TierId, VirtPage,
+    VirtRange,
 };
 use undercroft_policy::mrc::What;
 
 use crate::ledger::Ledger;
+use crate::notes;
 use crate::{BookEvent, Engine, Layout, LedgerFull};
 
-/// What the caller must still do after a layout event.
+/// Work of the caller after a layout event.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Effect {
     /// The event concerns a page of the batch in flight: the agent must move no more pages of this
@@ -24,9 +26,37 @@ pub const EVERYTHING: VirtRange = VirtRange {
 };
 
 impl<L: Ledger> Layout<'_, L> {
-    /// A new address space of the client.
+    /// A new address space of the client, of base pages. As [`Layout::new_space`], for callers that
+    /// have few.
+    ///
+    /// Panics: no number is free.
     pub fn add_space(&mut self) -> SpaceId {
-        self.engine.table.add_space()
+        self.new_space(PageSize::Base, |_| false)
+            .expect("a number that is free")
+    }
+
+    /// A new address space of the client, with pages of this size. Its number is that of no other
+    /// space, of no page in flight and of no note, and was not in use for as long as possible.
+    ///
+    /// * `is_used`: the caller still knows something by this number.
+    ///
+    /// Errors: no number is free.
+    pub fn new_space(
+        &mut self,
+        size: PageSize,
+        is_used: impl Fn(SpaceId) -> bool,
+    ) -> Result<SpaceId, LedgerFull> {
+        self.engine.new_space(size, is_used)
+    }
+
+    /// A space for what is cut off from `space`: see [`Layout::bury`]. `None` while half of the
+    /// numbers are in use: the rest is for processes.
+    pub fn new_grave(&mut self, space: SpaceId) -> Option<SpaceId> {
+        if self.engine.table.spaces_are_scarce() {
+            return None;
+        }
+        let size = self.engine.table.size_in(space);
+        self.new_space(size, |_| false).ok()
     }
 
     /// Locks the pages of `range`, so that they are never evicted, or unlocks them. Returns how
@@ -49,6 +79,11 @@ impl<L: Ledger> Layout<'_, L> {
                 entry.flags.without(Flags::LOCKED)
             };
             self.engine.table.set(no, entry);
+            if on {
+                self.engine.hold_still(no);
+            } else {
+                self.engine.let_move(no);
+            }
         }
         if on {
             self.engine.tell(BookEvent::Locked(space, range));
@@ -76,6 +111,7 @@ impl<L: Ledger> Layout<'_, L> {
     /// The range is no longer managed. The caller drops its pages, by [`Layout::removed`] or
     /// [`Layout::bury`].
     pub fn detached(&mut self, space: SpaceId, range: VirtRange) {
+        self.engine.kept.cut_aside(space, range);
         self.engine.table.cut_region(space, range);
     }
 
@@ -114,7 +150,7 @@ impl<L: Ledger> Layout<'_, L> {
 
     /// The mapping is gone.
     pub fn unmapped(&mut self, space: SpaceId, range: VirtRange) -> Effect {
-        self.engine.table.cut_region(space, range);
+        self.detached(space, range);
         self.removed(space, range)
     }
 
@@ -153,7 +189,7 @@ impl<L: Ledger> Layout<'_, L> {
     /// The mapping moved, as far as managed ranges go. Its pages follow by [`Layout::remap_pages`].
     pub fn region_moved(&mut self, space: SpaceId, from: VirtRange, to: VirtPage) {
         let new = VirtRange::new(to, to.plus(from.count().0));
-        self.engine.table.cut_region(space, from);
+        self.detached(space, from);
         self.engine.table.add_region(space, new);
     }
 
@@ -161,7 +197,7 @@ impl<L: Ledger> Layout<'_, L> {
     /// meanwhile, that page is dropped.
     ///
     /// Errors: the ledger has no room for the new place. The pages from there on stay where they
-    /// are: see [`BooksView::keeps_nothing`](crate::BooksView::keeps_nothing).
+    /// are: see [`BooksView::away`](crate::BooksView::away).
     pub fn remap_pages(
         &mut self,
         space: SpaceId,
@@ -195,7 +231,7 @@ impl<L: Ledger> Layout<'_, L> {
             }
             let moved = match entry.state {
                 PageState::Loading if is_zero(entry) => {
-                    self.engine.uncount();
+                    self.engine.uncount(no);
                     Entry {
                         flags: entry.flags,
                         ..Entry::UNTOUCHED
@@ -204,7 +240,7 @@ impl<L: Ledger> Layout<'_, L> {
                 // The plan has this reference and will drop it. The page at the new address needs
                 // its own.
                 PageState::Loading => {
-                    self.engine.uncount();
+                    self.engine.uncount(no);
                     self.engine.share(entry.tier, entry.slot);
                     Entry {
                         state: PageState::Stored,
@@ -249,6 +285,26 @@ impl<L: Ledger> Layout<'_, L> {
 }
 
 impl<L: Ledger> Engine<L> {
+    pub(crate) fn new_space(
+        &mut self,
+        size: PageSize,
+        is_used: impl Fn(SpaceId) -> bool,
+    ) -> Result<SpaceId, LedgerFull> {
+        let (batch, kept) = (&self.batch, &self.kept);
+        let is_used = |ledger: &L, id: SpaceId| {
+            let in_flight = batch.pages.iter().any(|page| page.item.space == id);
+            in_flight || kept.spaces.contains(&id) || notes::name(ledger, id) || is_used(id)
+        };
+        self.table.new_space(size, is_used).ok_or(LedgerFull)
+    }
+
+    /// The next space has the number `next`; no space has `end` or more. For tests: they come to
+    /// the last number soon, or run out of numbers.
+    pub fn number_spaces(&mut self, next: u32, end: u32) {
+        self.table.end_spaces_at(end);
+        self.table.begin_spaces_at(next);
+    }
+
     /// Forgets one page. True if it was in the batch in flight.
     pub(crate) fn drop_page(&mut self, no: PageNo) -> bool {
         let entry = self.table.entry(no);
@@ -259,7 +315,7 @@ impl<L: Ledger> Engine<L> {
             PageState::Untouched | PageState::Lost => {}
             PageState::Resident => {
                 if !inherited {
-                    self.uncount();
+                    self.uncount(no);
                     self.unlist(no);
                 }
             }
@@ -267,12 +323,12 @@ impl<L: Ledger> Engine<L> {
                 evicting = true;
                 self.batch.kill(no);
                 if !inherited {
-                    self.uncount();
+                    self.uncount(no);
                 }
             }
             PageState::Stored => self.release(entry.tier, entry.slot),
             // The plan has the reference to the slot, and drops it when it finishes.
-            PageState::Loading => self.uncount(),
+            PageState::Loading => self.uncount(no),
         }
         if retained {
             self.release(entry.tier, entry.slot);

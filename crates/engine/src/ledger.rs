@@ -2,7 +2,8 @@
 //! unfinished work.
 //!
 //! ```text
-//! page 0      header: magic, version, chunks; from word 64 on: notes
+//! page 0      header: magic, version, chunks; from word 8 on: the key of the page checksums; from
+//!             word 64 on: notes
 //! page 1..    chunk heads, one word each, padded to a page
 //! then        entries, 512 words (one page) a chunk
 //! ```
@@ -12,7 +13,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use undercroft_base::{
-    CHUNK_PAGES, ChunkNo, Entry, PAGE_BYTES, PageNo, PageState, SpaceId, VirtPage, VirtRange,
+    BASE_PAGE_BYTES, CHUNK_PAGES, ChunkNo, Entry, PageKey, PageNo, PageState, SpaceId, VirtPage,
+    VirtRange,
 };
 
 /// Words of notes: see `notes.rs`.
@@ -21,9 +23,9 @@ pub const NOTE_WORDS: usize = 448;
 /// The memory the page table is written to. All slices keep their length and address; `entries` has
 /// 512 words for each word of `chunks`. Fresh memory is all zero.
 pub trait Ledger: Send {
-    /// One [`Entry`] word a page.
+    /// A [`Entry`] word a page.
     fn entries(&self) -> &[AtomicU64];
-    /// One head word a chunk; zero = free.
+    /// A head word a chunk; zero = free.
     fn chunks(&self) -> &[AtomicU64];
     /// [`NOTE_WORDS`] words: what a successor could not derive from the entries.
     fn notes(&self) -> &[AtomicU64];
@@ -38,16 +40,28 @@ pub trait Ledger: Send {
     fn touched_chunks(&self) -> usize {
         self.chunks().len()
     }
-    /// The managed ranges of `space` are these from now on. Called after each change. A ledger
-    /// whose successor cannot ask elsewhere keeps them.
+    /// The managed ranges of `space` are these from now on. A ledger whose successor cannot ask
+    /// elsewhere keeps them.
     #[inline]
     fn regions_changed(&self, _space: SpaceId, _regions: &[VirtRange]) {}
+    /// `range` is managed from now on ([`VirtRange::add_to`]), or is not any more
+    /// ([`VirtRange::cut_from`]). Called after each such change.
+    /// * `regions`: all managed ranges of `space` now.
+    #[inline]
+    fn region_changed(
+        &self,
+        _space: SpaceId,
+        _range: VirtRange,
+        _is_managed: bool,
+        _regions: &[VirtRange],
+    ) {
+    }
 }
 
 /// Why the ledger of a dead manager cannot be taken over. It is unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LedgerError {
-    /// It is shorter than its own header, or than what the header says.
+    /// The ledger is shorter than its own header, or than what the header says.
     #[error("the ledger has {found} bytes and needs {needed}: it was cut off")]
     TooShort {
         /// Bytes needed.
@@ -55,7 +69,7 @@ pub enum LedgerError {
         /// Bytes there are.
         found: u64,
     },
-    /// It does not begin with a ledger's magic number.
+    /// The memory does not begin with a ledger's magic number.
     #[error("not a ledger: byte 0 is not its magic number")]
     NotALedger,
     /// Another version wrote it.
@@ -66,7 +80,7 @@ pub enum LedgerError {
     Head {
         /// Which chunk.
         chunk: u32,
-        /// What is wrong with it.
+        /// The reason.
         why: &'static str,
     },
     /// A page's entry is impossible.
@@ -76,18 +90,20 @@ pub enum LedgerError {
         page: u32,
         /// The entry.
         word: u64,
-        /// What is wrong with it.
+        /// The reason.
         why: &'static str,
     },
 }
 
 const MAGIC: u64 = u64::from_le_bytes(*b"ucledger");
 /// Version of the layout above. A ledger of another is refused.
-pub const VERSION: u64 = 3;
-const HEADER_WORDS: usize = PAGE_BYTES / 8;
+pub const VERSION: u64 = 5;
+const HEADER_WORDS: usize = BASE_PAGE_BYTES / 8;
+const KEY_AT: usize = 8;
+const KEY_WORDS: usize = PageKey::BYTES / 8;
 const NOTES_AT: usize = 64;
 
-const _: () = assert!(NOTES_AT + NOTE_WORDS <= HEADER_WORDS);
+const _: () = assert!(KEY_AT + KEY_WORDS <= NOTES_AT && NOTES_AT + NOTE_WORDS <= HEADER_WORDS);
 
 /// A ledger in one flat piece of memory, drawn at the head of this module.
 #[derive(Clone, Debug)]
@@ -98,22 +114,26 @@ pub struct FlatLedger<M> {
 
 /// Bytes for a ledger of `chunks` chunks. In sparse memory only used chunks cost memory.
 pub fn bytes_for(chunks: usize) -> usize {
-    PAGE_BYTES + heads_bytes(chunks) + chunks * PAGE_BYTES
+    BASE_PAGE_BYTES + heads_bytes(chunks) + chunks * BASE_PAGE_BYTES
 }
 
 fn heads_bytes(chunks: usize) -> usize {
-    (chunks * 8).next_multiple_of(PAGE_BYTES)
+    (chunks * 8).next_multiple_of(BASE_PAGE_BYTES)
 }
 
 impl<M: AsRef<[AtomicU64]>> FlatLedger<M> {
-    /// Lays out an empty ledger over fresh memory, all zero.
+    /// Lays out an empty ledger over fresh memory, all zero. It keeps `key` for successors.
     ///
     /// Errors: the memory is too short.
-    pub fn create(memory: M, chunks: usize) -> Result<FlatLedger<M>, LedgerError> {
+    pub fn create(memory: M, chunks: usize, key: &PageKey) -> Result<FlatLedger<M>, LedgerError> {
         let ledger = FlatLedger::over(memory, chunks)?;
         let header = ledger.memory.as_ref();
         header[1].store(VERSION, Ordering::Relaxed);
         header[2].store(chunks as u64, Ordering::Relaxed);
+        let (words, _) = key.secret().as_chunks();
+        for (place, word) in header[KEY_AT..].iter().zip(words) {
+            place.store(u64::from_le_bytes(*word), Ordering::Relaxed);
+        }
         header[0].store(MAGIC, Ordering::Release);
         Ok(ledger)
     }
@@ -124,7 +144,7 @@ impl<M: AsRef<[AtomicU64]>> FlatLedger<M> {
         let words = memory.as_ref();
         if words.len() < HEADER_WORDS {
             return Err(LedgerError::TooShort {
-                needed: PAGE_BYTES as u64,
+                needed: BASE_PAGE_BYTES as u64,
                 found: words.len() as u64 * 8,
             });
         }
@@ -141,10 +161,20 @@ impl<M: AsRef<[AtomicU64]>> FlatLedger<M> {
         FlatLedger::over(memory, chunks.min(1 << 32))
     }
 
+    /// The key of the run's page checksums.
+    pub fn key(&self) -> PageKey {
+        let mut secret = [0; PageKey::BYTES];
+        let words = &self.memory.as_ref()[KEY_AT..KEY_AT + KEY_WORDS];
+        for (part, word) in secret.chunks_mut(8).zip(words) {
+            part.copy_from_slice(&word.load(Ordering::Relaxed).to_le_bytes());
+        }
+        PageKey::new(secret)
+    }
+
     /// As [`Ledger::touched_chunks`], if everything behind byte `end` of the memory is zero.
     pub fn chunks_before(&self, end: u64) -> usize {
         let entries = (HEADER_WORDS * 8 + heads_bytes(self.chunks)) as u64;
-        let entries = end.saturating_sub(entries).div_ceil(PAGE_BYTES as u64);
+        let entries = end.saturating_sub(entries).div_ceil(BASE_PAGE_BYTES as u64);
         (entries as usize).min(self.chunks)
     }
 
@@ -211,6 +241,9 @@ impl Ledger for VecLedger {
     }
 }
 
+/// Bits of the number of a space, in a chunk's head and in a note.
+pub(crate) const SPACE_BITS: u32 = 24;
+
 /// A chunk's head word: in use (bit 63), space (24 bits), 2 MiB-aligned position (36 bits, 57-bit
 /// addresses).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -226,7 +259,7 @@ impl ChunkHead {
     #[inline]
     pub(crate) fn pack(self) -> u64 {
         assert!(
-            self.space.0 < 1 << 24,
+            self.space.0 < 1 << SPACE_BITS,
             "more address spaces than the ledger can name"
         );
         (1 << 63) | (u64::from(self.space.0) << 36) | (self.first.0 / u64::from(CHUNK_PAGES))
@@ -235,7 +268,7 @@ impl ChunkHead {
     #[inline]
     pub(crate) fn unpack(word: u64) -> Option<ChunkHead> {
         (word >> 63 == 1).then_some(ChunkHead {
-            space: SpaceId((word >> 36) as u32 & 0xff_ffff),
+            space: SpaceId((word >> 36) as u32 & ((1 << SPACE_BITS) - 1)),
             first: VirtPage((word & (Self::POSITIONS - 1)) * u64::from(CHUNK_PAGES)),
         })
     }

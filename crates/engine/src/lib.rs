@@ -12,16 +12,19 @@
 //!   the caller stores -> [`Evictions::publish`].
 //! * Choice of a tier: [`Migrations::set_tiers`] -> [`Evictions::tiers_for`] for a page,
 //!   [`Migrations::wanted`] for a demotion.
-//! * Moves between tiers: [`Migrations::select`] or [`Migrations::select_group`] ->
+//! * Moves between tiers: [`Migrations::select`] or [`Migrations::next_group`] ->
 //!   [`Migrations::demoted`].
 //! * A tier goes: [`Migrations::close`] -> [`Migrations::select_all`], until it is empty ->
 //!   [`Migrations::remove`]. A tier comes: [`Migrations::add`].
+//! * Pace of all this: [`reclaim::Reclaimer::step`] -> the caller does what it says ->
+//!   [`reclaim::Reclaimer::ended`] for each batch.
 //! * Recovery: [`Engine::recover`] -> the layout events that were read or are queued ->
 //!   [`Engine::reconcile`].
 
 mod ages;
 mod batch;
 mod books;
+mod claims;
 mod cow;
 mod departures;
 mod discovery;
@@ -36,8 +39,10 @@ pub mod limits;
 mod migrate;
 mod notes;
 mod page_table;
+pub mod reclaim;
 mod recover;
 mod seen;
+mod stamps;
 mod stats;
 mod uses;
 mod views;
@@ -45,23 +50,24 @@ mod views;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use undercroft_base::{
-    Bytes, PAGE_BYTES, PageCount, PageNo, Slot, SpaceId, Stamp, ThreadId, TierId, VirtPage,
-};
+use undercroft_base::{Bytes, PageCount, PageNo, Slot, SpaceId, Stamp, ThreadId, TierId, VirtPage};
 use undercroft_policy::place::{LatencyClass, Place, TIERS_MAX, TierState, waterfall::Waterfall};
 use undercroft_policy::prefetch::Prefetch;
 use undercroft_policy::reclaim::Reclaim;
 
-pub use batch::{BatchIndex, EvictItem, Outcome, Taken};
+pub use batch::{BatchIndex, EvictItem, HALF_PAGES, Outcome, Taken};
+pub use claims::Claims;
 pub use discovery::Missing;
 pub use fault::{FaultAnswer, Install, LoadItem, LoadPlan};
 pub use journal::{BookEvent, Journal, PageEvent};
 pub use layout::{EVERYTHING, Effect};
 pub use ledger::VERSION as LEDGER_VERSION;
 pub use ledger::{FlatLedger, Ledger, LedgerError, NOTE_WORDS, VecLedger, bytes_for};
-pub use migrate::{DemoteItem, Mover};
+pub use migrate::DemoteItem;
+pub use notes::GROUPS;
 pub use page_table::LedgerFull;
-pub use recover::{Found, Held, Here, InHand, Recovered};
+pub use reclaim::Mover;
+pub use recover::{Found, HeldPage, Here, InHand, Recovered};
 pub use stats::Stats;
 pub use views::{BooksView, Discovery, Evictions, Faults, Forks, Layout, Migrations, Uses};
 
@@ -121,7 +127,7 @@ pub enum Room {
     AfterPlan,
 }
 
-/// One client's engine. One thread at a time calls its methods.
+/// A client's engine. One thread at a time calls its methods.
 pub struct Engine<L> {
     table: page_table::PageTable<L>,
     reclaim: Box<dyn Reclaim>,
@@ -145,10 +151,10 @@ pub struct Engine<L> {
     /// The tiers as a mover sees them; kept for its memory.
     asked_of: Vec<TierState>,
     config: Config,
-    /// Pages that cost the client DRAM: resident (not inherited), evicting, loading.
+    /// Pages that cost the client DRAM: resident (not inherited), evicting, loading. In base pages.
     resident: u64,
     /// Resident pages that `found_resident` will report. They use room, but are not in `resident`
-    /// yet.
+    /// yet. In base pages.
     expected_found: u64,
     /// DRAM held by tiers, as last reported.
     pool_held: Bytes,
@@ -162,6 +168,10 @@ pub struct Engine<L> {
     freed: Vec<(TierId, Slot)>,
     batch: batch::Batch,
     kept: kept::Kept,
+    /// Memory that the pages that can move shall have at least, if others cannot.
+    floor: PageCount,
+    /// Pages are on their way out of which no note of a dead manager says where their bytes are.
+    stranded: bool,
     /// How many followers of the batch are noted in the ledger.
     followers_noted: usize,
     recent: Recent,
@@ -172,15 +182,17 @@ pub struct Engine<L> {
     closed: u8,
     expected: fault::Expected,
     over_limit: PageCount,
+    /// How latency control has turned the knobs; `None`: it is off.
+    turned: Option<reclaim::Turned>,
     victims: Vec<PageNo>,
     stats: Stats,
-    /// What happened to the pages that are followed, if any are.
+    /// Events of the pages that are followed, if any are.
     seen: Option<Box<seen::Seen>>,
     /// Hears of every change.
     journal: Option<Arc<dyn Journal>>,
 }
 
-/// One fault message.
+/// A fault message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
     /// The address space.
@@ -264,6 +276,8 @@ impl<L: Ledger> Engine<L> {
             freed: Vec::with_capacity(4 * limits::LOAD_PAGES_MAX),
             batch: batch::Batch::default(),
             kept: kept::Kept::default(),
+            floor: limits::FLOOR_MIN,
+            stranded: false,
             followers_noted: 0,
             recent: Recent {
                 pages: [PageNo(u32::MAX); limits::RECENT_PAGES],
@@ -272,6 +286,7 @@ impl<L: Ledger> Engine<L> {
             waiters: VecDeque::with_capacity(limits::WAITERS_MAX),
             expected: fault::Expected::default(),
             over_limit: PageCount(0),
+            turned: None,
             victims: Vec::with_capacity(limits::EVICT_PAGES_MAX),
             stats: Stats::default(),
             seen: None,
@@ -284,6 +299,11 @@ impl<L: Ledger> Engine<L> {
         self.linked = place.links_pages().then(Vec::new);
         self.reserve_part = place.reserve_part();
         self.place = place;
+    }
+
+    /// Latency control turns its knobs; `None`: it is off. O(1).
+    pub fn turn(&mut self, turned: Option<reclaim::Turned>) {
+        self.turned = turned;
     }
 
     /// Changes the limit at once. The caller then reclaims as [`BooksView::reclaim_wanted`] says.
@@ -299,7 +319,7 @@ impl<L: Ledger> Engine<L> {
     pub fn approach_limit(&mut self, asked: Bytes) {
         for _ in 0..APPROACH_STEPS {
             let spare = (self.room_to_come() - self.reserve() / 2).max(0) as u64;
-            let lowered = (self.config.limit.0).saturating_sub(spare * PAGE_BYTES as u64);
+            let lowered = (self.config.limit.0).saturating_sub(PageCount(spare).bytes().0);
             let lowered = self.config.limit.min(Bytes(lowered).max(asked));
             if self.config.limit == lowered {
                 break;
@@ -325,7 +345,11 @@ impl<L: Ledger> Engine<L> {
     fn reserve(&self) -> i64 {
         let limit = self.config.limit.pages_floor();
         match self.config.room {
-            Room::Ahead => limits::reserve(limit, self.reserve_part).0 as i64,
+            // A large page must fit, however small the limit is.
+            Room::Ahead => {
+                let part = limits::reserve(limit, self.reserve_part).0;
+                part.max(self.table.large()) as i64
+            }
             Room::AfterPlan => 0,
         }
     }
@@ -343,7 +367,7 @@ impl<L: Ledger> Engine<L> {
         Stamp((self.evictions / limits::STAMP_EVICTIONS) as u16)
     }
 
-    /// One page fewer refers to the slot.
+    /// A page fewer refers to the slot.
     #[inline]
     fn release(&mut self, tier: TierId, slot: Slot) {
         if tier != TierId::FILL {
@@ -363,7 +387,7 @@ impl<L: Ledger> Engine<L> {
         self.freed.push((tier, slot));
     }
 
-    /// One more page refers to the slot.
+    /// A more page refers to the slot.
     fn share(&mut self, tier: TierId, slot: Slot) {
         if tier != TierId::FILL {
             *self.refs.entry((tier, slot)).or_insert(1) += 1;
@@ -372,14 +396,15 @@ impl<L: Ledger> Engine<L> {
 
     /// The page no longer costs DRAM.
     #[inline]
-    fn uncount(&mut self) {
-        assert!(self.resident > 0, "more pages left memory than came");
-        self.resident -= 1;
+    fn uncount(&mut self, no: PageNo) {
+        let pages = self.table.base_pages(no);
+        assert!(self.resident >= pages, "more pages left memory than came");
+        self.resident -= pages;
     }
 
     #[inline]
-    fn count(&mut self) {
-        self.resident += 1;
+    fn count(&mut self, no: PageNo) {
+        self.resident += self.table.base_pages(no);
         self.stats.resident_peak = self.stats.resident_peak.max(PageCount(self.resident));
         let pages = PageCount(self.resident + self.table.stored());
         self.stats.pages_peak = self.stats.pages_peak.max(pages);

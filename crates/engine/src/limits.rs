@@ -3,13 +3,15 @@
 use undercroft_base::PageCount;
 use undercroft_policy::{place, prefetch};
 
-/// Most pages one fault brings in, the faulting one included.
+/// Most base pages one fault brings in, the faulting one included. A larger page comes alone.
 pub const LOAD_PAGES_MAX: usize = 64;
 
-/// Most pages in one eviction batch: the agent's staging area holds this many.
+/// Most pages in one eviction batch: the agent's staging area holds this many. A large page ends a
+/// batch.
 pub const EVICT_PAGES_MAX: usize = 64;
 
-/// Most pages in one demotion batch: 1 MiB, one slab of a block tier.
+/// Most base pages in one demotion batch: 1 MiB, one slab of a block tier. A larger page moves
+/// alone.
 pub const DEMOTE_PAGES_MAX: usize = 256;
 
 /// Entries scanned for one demotion batch: most may be stale, or shared after a fork.
@@ -24,6 +26,9 @@ pub const SELECT_SCAN_MAX: usize = 8 * EVICT_PAGES_MAX;
 /// Minimum residency: the newest pages, which may not leave yet. Without it, a thread that needs a
 /// few pages at once makes no progress. Never more than half of the resident pages.
 pub const RECENT_PAGES: usize = 32;
+
+/// Pages that can move have this much memory at least, if others cannot: 8 MiB.
+pub const FLOOR_MIN: PageCount = PageCount(2048);
 
 /// Faults that may wait for room at once, before the oldest is woken to fault again.
 pub const WAITERS_MAX: usize = 1024;

@@ -1,8 +1,10 @@
 //! Moves between tiers. The oldest pages of a fast tier move to the next, so new pages do not have
 //! to be stored past old ones.
 
+use std::ops::Range;
+
 use undercroft_base::{
-    Bytes, Entry, Flags, Nanos, PAGE_BYTES, PageNo, PageState, Slot, Stamp, TierId,
+    Bytes, Entry, Flags, Nanos, PageCount, PageNo, PageSize, PageState, Slot, Stamp, TierId,
 };
 
 use undercroft_policy::place::{
@@ -13,22 +15,14 @@ use crate::ages::Oldest;
 use crate::batch::BatchIndex;
 use crate::ledger::Ledger;
 use crate::limits::{DEMOTE_PAGES_MAX, DEMOTE_SCAN_MAX, DRAIN_SCAN_MAX, STAMP_EVICTIONS};
+use crate::reclaim::{BUFFER_ROOM_MIN, Mover};
 use crate::{Engine, Evictions, Migrations};
 
 /// Evictions after which a stamp comes again. The copy of a page that is still on its way then
 /// could be taken for another of the same stamp.
 const STAMPS_REPEAT: u64 = STAMP_EVICTIONS * u16::MAX as u64;
 
-/// Who carries out a migration.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mover {
-    /// The evictor, before a batch: it moves what the processor can read.
-    Evictor,
-    /// A thread for which no other waits: it moves pages out of devices.
-    Background,
-}
-
-/// One page to move to the next tier.
+/// A page to move to the next tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DemoteItem {
     /// The page's entry.
@@ -75,6 +69,7 @@ impl<L: Ledger> Migrations<'_, L> {
         engine.ranked.extend(engine.ranks.iter().map(state));
         let mut ranks = engine.ranks.iter().enumerate();
         engine.in_order = ranks.all(|(rank, tier)| usize::from(tier.0) == rank);
+        engine.in_order &= (engine.ranked.iter()).all(|tier| tier.page == PageSize::Base);
     }
 
     /// A new tier is in use from now on, empty, under a number that no tier in use has. Pages that
@@ -150,9 +145,10 @@ impl<L: Ledger> Migrations<'_, L> {
         }
     }
 
-    /// What `mover` should move between tiers: the evictor before the next batch leaves, another
-    /// thread when it has time. The caller carries it out with [`Migrations::select`], sets the
-    /// tiers, and asks again until nothing moves.
+    /// The move that `mover` should make between tiers: the evictor before the next batch leaves,
+    /// another thread when it has time. Latency control bends what the evictor moves. The caller
+    /// carries it out with [`Migrations::select`], sets the tiers, and asks again until nothing
+    /// moves.
     ///
     /// The policy is told that only the tiers of this mover demote. So a full device does not keep
     /// the evictor from a full tier above it.
@@ -160,23 +156,48 @@ impl<L: Ledger> Migrations<'_, L> {
         let limit = self.engine.config.limit;
         self.ask_of(|tier| (tier.latency == LatencyClass::Device) == (mover == Mover::Background));
         let asked = self.engine.place.migrate(limit, &self.engine.asked_of);
-        let asked = asked.map(|asked| self.by_number(asked));
-        asked.filter(|asked| !self.engine.is_closed(asked.to))
+        let asked = self.by_number(self.among_equals(asked?)?);
+        if self.engine.is_closed(asked.to) {
+            return None;
+        }
+        match (mover, self.engine.turned) {
+            (Mover::Evictor, Some(turned)) => turned.demotion(asked),
+            _ => Some(asked),
+        }
+    }
+
+    /// The move with the next slower tier of the same page size, if the policy named one of
+    /// another. `None`: there is none. Policies do not know of sizes.
+    fn among_equals(&self, asked: Migration) -> Option<Migration> {
+        let size = |rank: usize| self.engine.ranked.get(rank).map(|tier| tier.page);
+        let (from, to) = (usize::from(asked.from.0), usize::from(asked.to.0));
+        if size(from) == size(to) {
+            return Some(asked);
+        }
+        let mut below = from + 1..self.engine.ranks.len();
+        let to = TierId(below.find(|rank| size(*rank) == size(from))? as u8);
+        Some(Migration { to, ..asked })
     }
 
     /// Notes the tiers as the policy is to see them. A closed tier demotes nothing and has no room.
     fn ask_of(&mut self, demotes: impl Fn(&TierState) -> bool) {
         let mut asked_of = std::mem::take(&mut self.engine.asked_of);
         asked_of.clear();
-        for (tier, id) in self.engine.ranked.iter().zip(&self.engine.ranks) {
+        for (rank, (tier, id)) in (self.engine.ranked.iter().zip(&self.engine.ranks)).enumerate() {
             let closed = self.engine.is_closed(*id);
             asked_of.push(TierState {
-                demotes: tier.demotes && demotes(tier) && !closed,
+                demotes: tier.demotes && demotes(tier) && !closed && self.has_below(rank),
                 capacity: if closed { Bytes(0) } else { tier.capacity },
                 ..*tier
             });
         }
         self.engine.asked_of = asked_of;
+    }
+
+    /// Whether a slower tier has pages of the same size.
+    fn has_below(&self, rank: usize) -> bool {
+        let (above, below) = self.engine.ranked.split_at(rank + 1);
+        below.iter().any(|tier| tier.page == above[rank].page)
     }
 
     /// No new copy goes to `tier` from now on, and none is kept there. The caller moves away those
@@ -196,17 +217,19 @@ impl<L: Ledger> Migrations<'_, L> {
     pub fn refuge_from(&self, tier: TierId) -> Option<TierId> {
         let ranks = &self.engine.ranks[..];
         let room = |rank: &usize| {
-            if self.engine.is_closed(ranks[*rank]) {
+            let other = self.engine.ranked[*rank].page != self.engine.size_of(tier);
+            if other || self.engine.is_closed(ranks[*rank]) {
                 Bytes(0)
             } else {
                 self.engine.ranked[*rank].headroom()
             }
         };
-        let many = Bytes((DEMOTE_PAGES_MAX * PAGE_BYTES) as u64);
+        let one = Bytes(self.engine.size_of(tier).bytes() as u64);
+        let many = PageCount(DEMOTE_PAGES_MAX as u64).bytes().max(one);
         let below = self.engine.rank_of(tier)? + 1;
         let next = (below..ranks.len()).find(|rank| room(rank) >= many);
         let to = next.or_else(|| (0..ranks.len()).max_by_key(room))?;
-        (room(&to) >= Bytes(PAGE_BYTES as u64)).then_some(ranks[to])
+        (room(&to) >= one).then_some(ranks[to])
     }
 
     /// Appends pages that are in `tier`, from number `from` on, those that are shared with fork
@@ -221,15 +244,52 @@ impl<L: Ledger> Migrations<'_, L> {
         from: PageNo,
         out: &mut Vec<DemoteItem>,
     ) -> Option<PageNo> {
+        self.select_where(tier, from, |_, _| true, out)
+    }
+
+    /// As [`Migrations::select_all`], of the copies in these `slots` alone, to be stored in the
+    /// same tier again. Appends none of a closed tier, and none that fork relatives share: they
+    /// have one slot together.
+    ///
+    /// * `slots`: ascending, none twice.
+    pub fn select_slots(
+        &mut self,
+        tier: TierId,
+        slots: &[Range<Slot>],
+        from: PageNo,
+        out: &mut Vec<DemoteItem>,
+    ) -> Option<PageNo> {
+        if self.engine.is_closed(tier) {
+            return None;
+        }
+        let is_named = |engine: &Engine<L>, slot: Slot| {
+            let next = slots.partition_point(|range| range.end <= slot);
+            let is_in = slots.get(next).is_some_and(|range| range.start <= slot);
+            is_in && !engine.refs.contains_key(&(tier, slot))
+        };
+        self.select_where(tier, from, is_named, out)
+    }
+
+    fn select_where(
+        &mut self,
+        tier: TierId,
+        from: PageNo,
+        fits: impl Fn(&Engine<L>, Slot) -> bool,
+        out: &mut Vec<DemoteItem>,
+    ) -> Option<PageNo> {
         let (selected, end) = (self.engine.evictions, self.engine.table.end());
         let until = end.0.min(from.0.saturating_add(DRAIN_SCAN_MAX));
+        let most = self.engine.size_of(tier).at_once(DEMOTE_PAGES_MAX);
         for no in (from.0..until).map(PageNo) {
-            if out.len() >= DEMOTE_PAGES_MAX {
+            if out.len() >= most {
                 self.count_selected(out);
                 return Some(no);
             }
             let entry = self.engine.table.entry(no);
             let retained = entry.flags.has(Flags::RETAINED);
+            if entry.tier != tier || !fits(self.engine, entry.slot) {
+                continue;
+            }
             if is_in(entry, tier) {
                 out.push(DemoteItem {
                     no,
@@ -238,7 +298,7 @@ impl<L: Ledger> Migrations<'_, L> {
                     stamp: entry.stamp,
                     selected,
                 });
-            } else if retained && entry.tier == tier && entry.state == PageState::Resident {
+            } else if retained && entry.state == PageState::Resident {
                 let alone = Entry {
                     state: entry.state,
                     flags: entry.flags.without(Flags::RETAINED),
@@ -252,7 +312,7 @@ impl<L: Ledger> Migrations<'_, L> {
         (until < end.0).then_some(PageNo(until))
     }
 
-    /// Whether the policy moves groups: then [`Migrations::group_wanted`] is to be asked.
+    /// Whether the policy moves groups: then [`Migrations::next_group`] is to be asked.
     pub fn moves_groups(&self) -> bool {
         self.engine.place.moves_groups()
     }
@@ -278,17 +338,41 @@ impl<L: Ledger> Migrations<'_, L> {
         self.engine.place.shift_of_all()
     }
 
-    /// The next group to move in the background. The caller carries it out with
-    /// [`Migrations::select_group`], sets the tiers, and asks again.
+    /// The next group to move in the background. Appends those of its pages that move to `out`:
+    /// none if they have moved already, or if latency control keeps the client out of the buffer.
+    /// The caller carries it out, sets the tiers, and asks again.
     ///
     /// * `now`: time since the run began.
     /// * `pages`: gets the group's pages.
-    pub fn group_wanted(&mut self, now: Nanos, pages: &mut Vec<PageNo>) -> Option<GroupMove> {
+    pub fn next_group(
+        &mut self,
+        now: Nanos,
+        pages: &mut Vec<PageNo>,
+        out: &mut Vec<DemoteItem>,
+    ) -> Option<GroupMove> {
+        let asked = self.group_wanted(now, pages)?;
+        let first = self.engine.ranked.first().map(|first| first.latency);
+        let spares = self.engine.turned.zip(first);
+        let spares = spares.is_some_and(|(turned, first)| turned.spares_buffer(first));
+        if !(spares && self.is_above(asked.to, asked.from)) {
+            self.select_group(asked.from, pages, out);
+        }
+        Some(asked)
+    }
+
+    fn group_wanted(&mut self, now: Nanos, pages: &mut Vec<PageNo>) -> Option<GroupMove> {
         self.ask_of(|_| true);
         pages.clear();
         let asked_of = &self.engine.asked_of;
         let asked = self.engine.place.group_to_move(now, asked_of, pages);
         let number = |rank: TierId| self.engine.ranks.get(usize::from(rank.0)).copied();
+        let size = |rank: TierId| {
+            self.engine
+                .ranked
+                .get(usize::from(rank.0))
+                .map(|at| at.page)
+        };
+        let asked = asked.filter(|asked| size(asked.from) == size(asked.to));
         let asked = asked.and_then(|asked| {
             Some(GroupMove {
                 from: number(asked.from)?,
@@ -331,12 +415,15 @@ impl<L: Ledger> Migrations<'_, L> {
         }
     }
 
-    /// Appends up to `want` of the pages that have been longest in `tier`. They stay stored there,
-    /// and loadable, until [`Migrations::demoted`]. Appends none when none is left, or when all
-    /// that were scanned are shared with a fork relative.
+    /// Appends up to `want` base pages, and at least one page, of those that have been longest in
+    /// `tier`. They stay stored there, and loadable, until [`Migrations::demoted`]. Appends none
+    /// when none is left, or when all that were scanned are shared with a fork relative.
     pub fn select(&mut self, tier: TierId, want: usize, out: &mut Vec<DemoteItem>) {
         let at = usize::from(tier.0);
-        let want = want.min(DEMOTE_PAGES_MAX);
+        let want = self
+            .engine
+            .size_of(tier)
+            .at_once(want.min(DEMOTE_PAGES_MAX));
         let selected = self.engine.evictions;
         let mut looks = self.engine.ages.len(at).min(DEMOTE_SCAN_MAX);
         while out.len() < want && looks > 0 {
@@ -358,9 +445,10 @@ impl<L: Ledger> Migrations<'_, L> {
         self.count_selected(out);
     }
 
-    /// The copy of `item` was written to `slot` of `to`. Publishes it and frees the old slot. If
-    /// the page is no longer at the old slot, frees the new one. So it does if the copy was under
-    /// way for so long that another copy may have the same stamp.
+    /// The copy of `item` was written to `slot` of `to`, which may be the tier that it is in.
+    /// Publishes it and frees the old slot. If the page is no longer at the old slot, frees the new
+    /// one. So it does if the copy was under way for so long that another copy may have the same
+    /// stamp.
     pub fn demoted(&mut self, item: DemoteItem, to: TierId, slot: Slot) {
         let entry = self.engine.table.entry(item.no);
         let late = self.engine.evictions.saturating_sub(item.selected) >= STAMPS_REPEAT;
@@ -379,6 +467,9 @@ impl<L: Ledger> Migrations<'_, L> {
         };
         self.engine.table.set(item.no, moved);
         self.engine.release(item.tier, item.slot);
+        if to == item.tier {
+            return; // its age there is known
+        }
         self.engine.remember_age(item.no, moved);
         self.engine.stats.demoted += 1;
         self.engine.stats.lifted += u64::from(self.is_above(to, item.tier));
@@ -397,36 +488,76 @@ impl<L: Ledger> Migrations<'_, L> {
 }
 
 impl<L: Ledger> Evictions<'_, L> {
-    /// The tiers to offer an item of the batch to, in order. The item needs a new copy.
+    /// The tiers to offer an item of the batch to, in order: where the placement policy says, and
+    /// as latency control bends that. The item needs a new copy.
     #[inline]
     pub fn tiers_for(&mut self, index: BatchIndex) -> TierOrder {
-        let page = self.engine.batch.page_of(self.engine.batch.place(index));
+        let at = self.engine.batch.place(index);
+        let page = self.engine.batch.page_of(at);
+        let size = self.engine.batch.pages[at].item.size;
         let engine = &mut *self.engine;
         let order = match page {
             Some(no) => engine.place.order(PageFacts { no }, &engine.ranked),
             None => TierOrder::downwards(engine.ranks.len()), // its number may be another page's
         };
-        if engine.closed == 0 && engine.in_order {
-            return order;
+        if engine.closed == 0 && engine.in_order && engine.table.large() == 0 {
+            return engine.turned_order(order);
         }
+        engine.turned_order(engine.open_to(size, order))
+    }
+
+    /// The tier whose copies of clean pages are left behind: its pages are stored in the buffer,
+    /// because latency control has moved the client there.
+    pub fn leaves_copies_in(&self) -> Option<TierId> {
+        let last = *self.engine.ranks.last()?;
+        let first = self.engine.ranked.first()?;
+        let has_room = || first.headroom() >= BUFFER_ROOM_MIN;
+        let behind = self.engine.turned?.leaves_copy_behind(has_room);
+        behind.then_some(last)
+    }
+}
+
+impl<L: Ledger> Engine<L> {
+    /// The tiers of `order`, ranks, that take pages of this size.
+    fn open_to(&self, size: PageSize, order: TierOrder) -> TierOrder {
         let mut open = TierOrder::default();
         for rank in order.iter() {
-            let tier = engine.ranks.get(usize::from(rank.0)).copied();
-            if let Some(tier) = tier.filter(|tier| !engine.is_closed(*tier)) {
+            let tier = self.ranks.get(usize::from(rank.0)).copied();
+            let takes = |tier: &TierId| !self.is_closed(*tier) && self.size_of(*tier) == size;
+            if let Some(tier) = tier.filter(takes) {
                 open.then(tier);
             }
         }
         open
     }
-}
 
-impl<L: Ledger> Engine<L> {
+    /// Size of the pages of a tier's copies.
+    fn size_of(&self, tier: TierId) -> PageSize {
+        let state = self.tiers.get(usize::from(tier.0));
+        state.map_or(PageSize::Base, |state| state.page)
+    }
+
+    /// `order`, as latency control bends it.
+    #[inline]
+    pub(crate) fn turned_order(&self, order: TierOrder) -> TierOrder {
+        match (self.turned, self.ranked.first()) {
+            (Some(turned), Some(first)) => turned.order(order, first.latency),
+            _ => order,
+        }
+    }
+
     #[inline]
     pub(crate) fn remember_age(&mut self, no: PageNo, stored: Entry) {
-        let tier = stored.tier.0 as usize;
-        if stored.tier != TierId::FILL && self.config.demotes.get(tier).copied().unwrap_or(false) {
-            self.remember_age_in(tier, no, stored);
+        if self.has_age(stored) {
+            self.remember_age_in(stored.tier.0 as usize, no, stored);
         }
+    }
+
+    /// Whether the age of a stored page matters: its tier demotes.
+    #[inline]
+    pub(crate) fn has_age(&self, stored: Entry) -> bool {
+        let tier = stored.tier.0 as usize;
+        stored.tier != TierId::FILL && self.config.demotes.get(tier).copied().unwrap_or(false)
     }
 
     #[inline(never)]

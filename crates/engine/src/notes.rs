@@ -4,9 +4,9 @@
 //! ```text
 //! word 0         old number of the page being moved (remap) + 1; 0 = none
 //! word 1         its new number
-//! words 2..66    the batch: word 2 + i is item i;  0 = finished
+//! words 2..66    a batch: word 2 + i is item i;  0 = finished
 //! words 66..256  pages of fork children that share an item: they have its owner and place
-//! words 256..448 groups of earlier batches that were set aside, 64 words each: as the batch
+//! words 256..448 further batches, and groups that were set aside, 64 words each: as the first
 //!
 //! 63   62       38 37    32 31        0
 //! +---+-----------+--------+-----------+
@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use undercroft_base::{PageNo, SpaceId};
 
 use crate::Engine;
-use crate::ledger::{Ledger, NOTE_WORDS};
+use crate::ledger::{Ledger, NOTE_WORDS, SPACE_BITS};
 use crate::limits::EVICT_PAGES_MAX;
 
 const MOVED_FROM: usize = 0;
@@ -30,11 +30,11 @@ const BATCH: usize = 2;
 const FOLLOWERS: usize = BATCH + EVICT_PAGES_MAX;
 const ASIDE: usize = 256;
 
-/// Groups set aside that are noted.
-pub(crate) const ASIDE_GROUPS: usize = 3;
+/// Batches and groups set aside that are noted.
+pub const GROUPS: usize = 4;
 
 const _: () = assert!(FOLLOWERS < ASIDE && EVICT_PAGES_MAX <= 1 << 6);
-const _: () = assert!(ASIDE + ASIDE_GROUPS * EVICT_PAGES_MAX == NOTE_WORDS);
+const _: () = assert!(ASIDE + (GROUPS - 1) * EVICT_PAGES_MAX == NOTE_WORDS);
 
 /// The word of item `at`, if it is noted.
 #[inline]
@@ -46,7 +46,7 @@ fn word_of(at: usize) -> Option<usize> {
     }
 }
 
-/// One page of the batch, or the page of a fork child that shares it.
+/// A page of the batch, or the page of a fork child that shares it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Note {
     pub owner: SpaceId,
@@ -59,6 +59,10 @@ impl Note {
     #[inline]
     fn pack(self) -> u64 {
         let page = self.page.map_or(u32::MAX, |page| page.0);
+        assert!(
+            self.owner.0 < 1 << SPACE_BITS,
+            "more address spaces than a note can name"
+        );
         1 << 63 | u64::from(self.owner.0) << 38 | (self.place as u64) << 32 | u64::from(page)
     }
 
@@ -66,7 +70,7 @@ impl Note {
     fn unpack(word: u64) -> Option<Note> {
         let page = word as u32;
         (word >> 63 == 1).then_some(Note {
-            owner: SpaceId((word >> 38) as u32 & 0xff_ffff),
+            owner: SpaceId((word >> 38) as u32 & ((1 << SPACE_BITS) - 1)),
             place: (word >> 32) as usize & 63,
             page: (page != u32::MAX).then_some(PageNo(page)),
         })
@@ -78,7 +82,7 @@ impl Note {
 pub(crate) struct Notes {
     /// The page that was being moved: (old, new).
     pub moved: Option<(PageNo, PageNo)>,
-    /// By item of the batch.
+    /// By place of an item in flight.
     pub batch: Vec<Option<Note>>,
     pub followers: Vec<Note>,
 }
@@ -102,6 +106,13 @@ pub(crate) fn read(words: &[AtomicU64]) -> Notes {
     }
 }
 
+/// Whether the agent of `space` has pages in hand, or a note says so.
+pub(crate) fn name<L: Ledger>(ledger: &L, space: SpaceId) -> bool {
+    let notes = ledger.notes()[BATCH..].iter();
+    let mut owners = notes.filter_map(|word| Note::unpack(word.load(Ordering::Relaxed)));
+    owners.any(|note| note.owner == space)
+}
+
 /// Item `at` of the batch will be the page `no`, the `place`th of `owner`.
 #[inline]
 pub(crate) fn note_item<L: Ledger>(
@@ -112,10 +123,9 @@ pub(crate) fn note_item<L: Ledger>(
     no: PageNo,
 ) {
     let page = Some(no);
-    ledger.write(
-        &ledger.notes()[BATCH + at],
-        Note { owner, place, page }.pack(),
-    );
+    if let Some(word) = word_of(at) {
+        ledger.write(&ledger.notes()[word], Note { owner, place, page }.pack());
+    }
 }
 
 impl<L: Ledger> Engine<L> {

@@ -8,19 +8,21 @@ use std::sync::atomic::Ordering;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use undercroft_base::{
-    CHUNK_PAGES, ChunkNo, Entry, Flags, PageNo, PageState, SpaceId, TierId, VirtPage, VirtRange,
+    CHUNK_PAGES, ChunkNo, Entry, Flags, PageNo, PageSize, PageState, SpaceId, TierId, VirtPage,
+    VirtRange,
 };
 
-use crate::ledger::{ChunkHead, Ledger, LedgerError, LedgerWords};
+use crate::ledger::{ChunkHead, Ledger, LedgerError, LedgerWords, SPACE_BITS};
 
-/// One address space of the client.
+/// An address space of the client.
 #[derive(Debug, Default)]
 struct Space {
+    size: PageSize,
     /// Managed ranges, sorted and disjoint. Ranges that were registered apart stay apart, because
     /// no installation may span two mappings. They bound batches; correctness never depends on
     /// them.
     regions: Vec<VirtRange>,
-    /// 2 MiB position -> chunk. A tree: the next few chunks of a range are found without the
+    /// Position -> chunk. A tree: the next few chunks of a range are found without the
     /// others, and it grows without a moment in which all of it is moved. Most searches do not
     /// come here ([`PageTable::found`]).
     chunks: BTreeMap<u64, ChunkNo>,
@@ -33,13 +35,25 @@ pub(crate) struct PageTable<L> {
     free: Vec<ChunkNo>,
     /// Chunks from this one on were never used.
     fresh: u32,
+    /// The number of the next space. Numbers are given out in turn, and after the last the first
+    /// follows: a number comes again only after all others, when no thread has it in hand any more.
     next_space: u32,
-    /// Pages in the state `Stored`.
+    /// No space has this number, or a greater one.
+    spaces_end: u32,
+    /// Base pages in the state `Stored`.
     stored: u64,
+    /// Size of the pages of each chunk that was ever in use.
+    sizes: Vec<PageSize>,
+    /// Base pages of the largest page that there may be, if it is no base page; otherwise 0.
+    large: u64,
     /// Chunks that were found lately, by position. A chunk's head in the ledger is compared,
     /// because the chunk may be at another position by now.
     found: [Cell<ChunkNo>; FOUND],
 }
+
+/// The first number of a space, and the end of all: a chunk's head and a note have 24 bits for it.
+const FIRST_SPACE: u32 = 1;
+const SPACES_END: u32 = 1 << SPACE_BITS;
 
 /// Chunks that are remembered in this way.
 const FOUND: usize = 512;
@@ -60,26 +74,24 @@ impl Stretch {
 }
 
 /// The ledger has no free chunk: the client manages more address space than the ledger was made
-/// for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// for. Or every number for a space is in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the page table is full")]
 pub struct LedgerFull;
 
-/// The heads of all chunks, if every word of the ledger is possible.
-fn check<L: Ledger>(ledger: &L, tiers: usize) -> Result<Vec<Option<ChunkHead>>, LedgerError> {
-    let mut heads = Vec::with_capacity(ledger.chunks().len());
+/// Checks the heads of all chunks that were ever in use.
+fn check_heads<L: Ledger>(ledger: &L, touched: usize) -> Result<(), LedgerError> {
     let mut places = FxHashSet::default();
-    let touched = ledger.touched_chunks().min(ledger.chunks().len());
     for (at, word) in ledger.chunks()[..touched].iter().enumerate() {
         let chunk = ChunkNo(at as u32);
         let word = word.load(Ordering::Relaxed);
-        let head = ChunkHead::unpack(word);
         let wrong = |why| {
             Err(LedgerError::Head {
                 chunk: chunk.0,
                 why,
             })
         };
-        match head {
+        match ChunkHead::unpack(word) {
             Some(head) if head.pack() != word => return wrong("bits are set that mean nothing"),
             Some(head) if !places.insert((head.space, head.first)) => {
                 return wrong("an earlier chunk has the same place");
@@ -87,19 +99,18 @@ fn check<L: Ledger>(ledger: &L, tiers: usize) -> Result<Vec<Option<ChunkHead>>, 
             None if word != 0 => return wrong("it is neither free nor in use"),
             _ => {}
         }
-        heads.push(head);
     }
-    for (at, head) in heads.iter().enumerate() {
-        for offset in 0..CHUNK_PAGES {
-            check_entry(
-                ledger,
-                ChunkNo(at as u32).page(offset),
-                head.is_some(),
-                tiers,
-            )?;
-        }
+    Ok(())
+}
+
+/// Checks the entries of a chunk. Returns how many pages are stored.
+fn check_entries<L: Ledger>(ledger: &L, chunk: ChunkNo, tiers: usize) -> Result<u64, LedgerError> {
+    let (in_use, mut stored) = (ledger.head(chunk).is_some(), 0);
+    for offset in 0..CHUNK_PAGES {
+        let state = check_entry(ledger, chunk.page(offset), in_use, tiers)?;
+        stored += u64::from(state == PageState::Stored);
     }
-    Ok(heads)
+    Ok(stored)
 }
 
 fn check_entry<L: Ledger>(
@@ -107,10 +118,10 @@ fn check_entry<L: Ledger>(
     page: PageNo,
     in_use: bool,
     tiers: usize,
-) -> Result<(), LedgerError> {
+) -> Result<PageState, LedgerError> {
     let word = ledger.entries()[page.0 as usize].load(Ordering::Relaxed);
     if word == 0 {
-        return Ok(());
+        return Ok(PageState::Untouched);
     }
     let entry = Entry::unpack(word);
     let retained = entry.flags.has(Flags::RETAINED);
@@ -120,10 +131,11 @@ fn check_entry<L: Ledger>(
     let why = match entry.state {
         _ if !in_use => "its chunk is free",
         _ if entry.pack() != word => "no state has this number",
+        _ if !Flags::KNOWN.has(entry.flags) => "it has a flag that there is not",
         _ if has_copy && !known && !filled => "it is in a tier that there is not",
         _ if retained && has_copy => "it is stored and keeps a copy of itself",
         _ if retained && !known => "it keeps a copy in a tier that there is not",
-        _ => return Ok(()),
+        _ => return Ok(entry.state),
     };
     let page = page.0;
     Err(LedgerError::Entry { page, word, why })
@@ -150,30 +162,44 @@ impl<L: Ledger> PageTable<L> {
             spaces: FxHashMap::default(),
             free: Vec::new(),
             fresh: 0,
-            next_space: 1,
+            next_space: FIRST_SPACE,
+            spaces_end: SPACES_END,
             stored: 0,
+            sizes: Vec::new(),
+            large: 0,
             found: [const { Cell::new(ChunkNo(0)) }; FOUND],
         }
     }
 
-    /// The page table that a dead manager left: the chunks of `spaces`. The chunks of other spaces
-    /// are emptied.
+    /// The page table that a dead manager left: the chunks of `spaces`, with the sizes of their
+    /// pages. The chunks of other spaces are emptied.
     ///
     /// Errors: a head or an entry is impossible; nothing was written. Cost: O(all entries).
     pub(crate) fn recover(
         ledger: L,
-        spaces: &[SpaceId],
+        spaces: &[(SpaceId, PageSize)],
         tiers: usize,
     ) -> Result<PageTable<L>, LedgerError> {
-        let heads = check(&ledger, tiers)?;
+        let touched = ledger.touched_chunks().min(ledger.chunks().len());
+        check_heads(&ledger, touched)?;
+        let alive: FxHashMap<SpaceId, PageSize> = spaces.iter().copied().collect();
+        let mut stored = 0;
+        for chunk in (0..touched).map(|at| ChunkNo(at as u32)) {
+            let found = check_entries(&ledger, chunk, tiers)?;
+            let owner = ledger.head(chunk).map(|head| head.space);
+            if let Some(size) = owner.and_then(|owner| alive.get(&owner)) {
+                stored += found * size.base_pages();
+            }
+        }
         let mut table = PageTable::new(ledger);
-        for space in spaces {
-            table.spaces.insert(*space, Space::default());
+        table.stored = stored;
+        table.sizes = vec![PageSize::Base; touched];
+        for (space, size) in spaces {
+            table.insert_space(*space, *size);
             table.next_space = table.next_space.max(space.0 + 1);
         }
-        for (at, head) in heads.into_iter().enumerate().rev() {
-            let chunk = ChunkNo(at as u32);
-            let Some(head) = head else {
+        for chunk in (0..touched).rev().map(|at| ChunkNo(at as u32)) {
+            let Some(head) = table.ledger.head(chunk) else {
                 if chunk.0 < table.fresh {
                     table.free.push(chunk);
                 }
@@ -185,20 +211,30 @@ impl<L: Ledger> PageTable<L> {
                 Some(owner) => {
                     let at = position(head.first).0;
                     owner.chunks.insert(at, chunk);
+                    table.sizes[chunk.0 as usize] = owner.size;
                 }
-                None => {
-                    for offset in 0..CHUNK_PAGES {
-                        if table.entry(chunk.page(offset)) != Entry::UNTOUCHED {
-                            table.ledger.set_entry(chunk.page(offset), Entry::UNTOUCHED);
-                        }
-                    }
-                    table.ledger.set_head(chunk, None);
-                    table.free.push(chunk);
-                }
+                None => table.empty(chunk),
             }
         }
-        table.stored = table.count(PageState::Stored);
+        table.begin_spaces_at(table.next_space);
         Ok(table)
+    }
+
+    /// Frees a chunk of a space that is gone.
+    fn empty(&mut self, chunk: ChunkNo) {
+        for offset in 0..CHUNK_PAGES {
+            if !self.is_untouched(chunk.page(offset)) {
+                (self.ledger).set_entry(chunk.page(offset), Entry::UNTOUCHED);
+            }
+        }
+        self.ledger.set_head(chunk, None);
+        self.free.push(chunk);
+    }
+
+    /// Whether nothing at all is known of the page. Cost: one load.
+    #[inline]
+    pub(crate) fn is_untouched(&self, page: PageNo) -> bool {
+        self.ledger.entries()[page.0 as usize].load(Ordering::Relaxed) == 0
     }
 
     pub(crate) fn ledger(&self) -> &L {
@@ -210,17 +246,85 @@ impl<L: Ledger> PageTable<L> {
         PageNo(self.fresh * CHUNK_PAGES)
     }
 
+    /// Every chunk that was ever in use has a smaller number.
+    pub(crate) fn chunks_used(&self) -> u32 {
+        self.fresh
+    }
+
     /// Whether the page's chunk is in use.
     pub(crate) fn has_page(&self, page: PageNo) -> bool {
         let chunk = page.chunk();
         (chunk.0 as usize) < self.ledger.chunks().len() && self.ledger.head(chunk).is_some()
     }
 
-    pub(crate) fn add_space(&mut self) -> SpaceId {
-        let id = SpaceId(self.next_space);
-        self.next_space += 1;
-        self.spaces.insert(id, Space::default());
-        id
+    /// The next space has this number, or the first one if there is no such number.
+    pub(crate) fn begin_spaces_at(&mut self, next: u32) {
+        let exists = (FIRST_SPACE..self.spaces_end).contains(&next);
+        self.next_space = if exists { next } else { FIRST_SPACE };
+    }
+
+    /// No space gets this number or a greater one from now on.
+    pub(crate) fn end_spaces_at(&mut self, end: u32) {
+        self.spaces_end = end.clamp(FIRST_SPACE + 1, SPACES_END);
+        self.begin_spaces_at(self.next_space);
+    }
+
+    /// Whether half of the numbers for spaces are in use.
+    pub(crate) fn spaces_are_scarce(&self) -> bool {
+        self.spaces.len() as u64 * 2 >= u64::from(self.spaces_end - FIRST_SPACE)
+    }
+
+    /// A new space, with the next number that no space has and of which `is_used` is not true.
+    /// `None`: there is none. O(1), unless many neighbours are in use.
+    pub(crate) fn new_space(
+        &mut self,
+        size: PageSize,
+        is_used: impl Fn(&L, SpaceId) -> bool,
+    ) -> Option<SpaceId> {
+        for _ in FIRST_SPACE..self.spaces_end {
+            let id = SpaceId(self.next_space);
+            self.begin_spaces_at(id.0 + 1);
+            if !self.spaces.contains_key(&id) && !is_used(&self.ledger, id) {
+                self.insert_space(id, size);
+                return Some(id);
+            }
+        }
+        None
+    }
+
+    fn insert_space(&mut self, id: SpaceId, size: PageSize) {
+        let space = Space {
+            size,
+            ..Space::default()
+        };
+        self.spaces.insert(id, space);
+        if size != PageSize::Base {
+            self.large = self.large.max(size.base_pages());
+        }
+    }
+
+    /// Size of the pages of a space. O(1).
+    pub(crate) fn size_in(&self, space: SpaceId) -> PageSize {
+        (self.spaces.get(&space)).map_or(PageSize::Base, |owner| owner.size)
+    }
+
+    /// Size of a page. O(1), no search.
+    #[inline]
+    pub(crate) fn size(&self, page: PageNo) -> PageSize {
+        let size = self.sizes.get(page.chunk().0 as usize);
+        size.copied().unwrap_or_default()
+    }
+
+    /// Base pages of a page. O(1), no search.
+    #[inline]
+    pub(crate) fn base_pages(&self, page: PageNo) -> u64 {
+        self.size(page).base_pages()
+    }
+
+    /// Base pages of the largest page that there may be, if it is no base page; otherwise 0.
+    #[inline]
+    pub(crate) fn large(&self) -> u64 {
+        self.large
     }
 
     pub(crate) fn has_space(&self, space: SpaceId) -> bool {
@@ -292,6 +396,8 @@ impl<L: Ledger> PageTable<L> {
             .get_mut(&space)
             .expect("caller checked the space");
         owner.chunks.insert(at, chunk);
+        self.sizes.resize(self.fresh as usize, PageSize::Base);
+        self.sizes[chunk.0 as usize] = owner.size;
         let first = VirtPage(at * u64::from(CHUNK_PAGES));
         self.ledger
             .set_head(chunk, Some(ChunkHead { space, first }));
@@ -318,12 +424,16 @@ impl<L: Ledger> PageTable<L> {
 
     #[inline]
     fn note_state(&mut self, page: PageNo, state: PageState) {
-        let was = self.entry(page).state;
-        self.stored += u64::from(state == PageState::Stored);
-        self.stored -= u64::from(was == PageState::Stored);
+        let was = self.entry(page).state == PageState::Stored;
+        let is = state == PageState::Stored;
+        if was != is {
+            let pages = self.base_pages(page);
+            self.stored += if is { pages } else { 0 };
+            self.stored -= if was { pages } else { 0 };
+        }
     }
 
-    /// Pages that are out of memory, in a tier or as a repeated word.
+    /// Base pages that are out of memory, in a tier or as a repeated word.
     pub(crate) fn stored(&self) -> u64 {
         self.stored
     }
@@ -378,7 +488,7 @@ impl<L: Ledger> PageTable<L> {
         let taken = self
             .spaces
             .get(&to)
-            .is_none_or(|to| to.chunks.contains_key(&at));
+            .is_none_or(|to| to.chunks.contains_key(&at) || to.size != self.size_in(space));
         if taken {
             return false;
         }
@@ -427,14 +537,10 @@ impl<L: Ledger> PageTable<L> {
         let Some(owner) = self.spaces.get_mut(&space) else {
             return;
         };
-        let regions = &mut owner.regions;
-        let touched = range.overlapping(regions);
-        let mut merged = range;
-        for old in &regions[touched.clone()] {
-            merged = VirtRange::new(old.start.min(merged.start), old.end.max(merged.end));
+        if range.add_to(&mut owner.regions) {
+            self.ledger
+                .region_changed(space, range, true, &owner.regions);
         }
-        regions.splice(touched, [merged]);
-        self.ledger.regions_changed(space, regions);
     }
 
     /// Gives a space these managed ranges, sorted and disjoint, in place of its own.
@@ -450,18 +556,10 @@ impl<L: Ledger> PageTable<L> {
         let Some(owner) = self.spaces.get_mut(&space) else {
             return;
         };
-        let regions = &mut owner.regions;
-        let cut = range.overlapping(regions);
-        let (Some(first), Some(last)) = (regions[cut.clone()].first(), regions[cut.clone()].last())
-        else {
-            return;
-        };
-        let rest = [
-            VirtRange::new(first.start, first.end.min(range.start)),
-            VirtRange::new(last.start.max(range.end), last.end),
-        ];
-        regions.splice(cut, rest.into_iter().filter(|rest| !rest.is_empty()));
-        self.ledger.regions_changed(space, regions);
+        if range.cut_from(&mut owner.regions) {
+            self.ledger
+                .region_changed(space, range, false, &owner.regions);
+        }
     }
 
     /// The managed ranges of a space, sorted.
@@ -479,47 +577,18 @@ impl<L: Ledger> PageTable<L> {
         }
     }
 
-    /// Counts pages by state, for tests and audits. O(all entries).
-    pub(crate) fn census(&self) -> FxHashMap<u8, u64> {
-        let mut counts = FxHashMap::default();
-        for owner in self.spaces.values() {
-            for chunk in owner.chunks.values() {
-                for offset in 0..CHUNK_PAGES {
-                    let state = self.entry(chunk.page(offset)).state;
-                    if state != PageState::Untouched {
-                        *counts.entry(state as u8).or_default() += 1;
-                    }
-                }
-            }
-        }
-        counts
-    }
-
-    fn count(&self, state: PageState) -> u64 {
-        self.census().get(&(state as u8)).copied().unwrap_or(0)
-    }
-
-    /// Pages in frames that are charged to a fork relative, for audits. O(all entries).
-    pub(crate) fn count_inherited(&self) -> (u64, u64) {
-        let (mut resident, mut evicting) = (0, 0);
-        for owner in self.spaces.values() {
-            for chunk in owner.chunks.values() {
-                for offset in 0..CHUNK_PAGES {
-                    let entry = self.entry(chunk.page(offset));
-                    if entry.flags.has(Flags::INHERITED) {
-                        resident += u64::from(entry.state == PageState::Resident);
-                        evicting += u64::from(entry.state == PageState::Evicting);
-                    }
-                }
-            }
-        }
-        (resident, evicting)
+    /// Every page that is not `Untouched`, for audits. O(all entries).
+    pub(crate) fn all_known(&self) -> impl Iterator<Item = (PageNo, Entry)> {
+        let chunks = self.spaces.values().flat_map(|owner| owner.chunks.values());
+        let pages = chunks.flat_map(|chunk| (0..CHUNK_PAGES).map(|offset| chunk.page(offset)));
+        let known = pages.map(|no| (no, self.entry(no)));
+        known.filter(|(_, entry)| entry.state != PageState::Untouched)
     }
 
     /// Bytes of metadata: ledger words in use and the maps that find them.
     pub(crate) fn metadata_bytes(&self) -> u64 {
         let chunks: u64 = self.spaces.values().map(|s| s.chunks.len() as u64).sum();
         // A node of the tree has room for 11 chunks, and at least half of it is in use.
-        u64::from(self.fresh) * (8 + 8 * u64::from(CHUNK_PAGES)) + chunks * 24
+        u64::from(self.fresh) * (9 + 8 * u64::from(CHUNK_PAGES)) + chunks * 24
     }
 }

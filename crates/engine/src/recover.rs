@@ -4,8 +4,8 @@
 //! The successor's walk. Meanwhile nothing else installs or moves pages of the client.
 //! 1. It stops the agents: no command of the dead manager may still be carried out.
 //! 2. [`Engine::recover`], with the spaces whose processes live. The ledger does not say which
-//!    process has which number, nor its managed ranges. The caller keeps the numbers where it keeps
-//!    the descriptors, and reads the ranges from `/proc/PID/maps`.
+//!    process has which number, nor its managed ranges. The caller keeps both where it keeps
+//!    the descriptors.
 //! 3. It applies the layout event that its predecessor had read last and may not have applied.
 //!    [`Layout::removed`](crate::Layout::removed), [`Layout::unmapped`](crate::Layout::unmapped)
 //!    and [`Forks::forked`](crate::Forks::forked) may be applied twice; for a move see
@@ -16,7 +16,7 @@
 //!    to. The pages in its hands are a batch like any other.
 //! 5. It wakes every thread: faults that the dead manager had read are not reported again.
 //!
-//! | entry | page present | absent |
+//! | entry | page present, or in the kernel's swap | absent |
 //! |---|---|---|
 //! | Resident | stays | reads as zeros: the program dropped it |
 //! | Loading, fresh | Untouched, and unknown: a REMOVE may be about to drop it | Untouched |
@@ -33,41 +33,56 @@
 //! except the stamp, statistics.
 
 use undercroft_base::{
-    Entry, Flags, PageNo, PageState, Slot, SpaceId, Stamp, TierId, VirtPage, VirtRange,
+    CHUNK_PAGES, ChunkNo, Entry, Flags, PageNo, PageSize, PageState, Slot, SpaceId, Stamp, TierId,
+    VirtPage, VirtRange,
 };
 use undercroft_policy::prefetch::Prefetch;
 use undercroft_policy::reclaim::{Arrival, Reclaim};
 
 use crate::batch::{EvictItem, InFlight};
+use crate::claims::Claims;
 use crate::ledger::{Ledger, LedgerError};
 use crate::limits::STAMP_EVICTIONS;
 use crate::notes::{self, Note};
 use crate::page_table::PageTable;
+use crate::stamps::{Stamps, Turn, Window};
 use crate::{Config, Engine};
 
-/// What the kernel shows of one page.
+/// State of one page, as the kernel shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Here {
-    /// It has a frame.
+    /// The page has a frame.
     Present,
-    /// It is mapped and registered, and has no frame (a poison mark is none).
+    /// The page is in the kernel's swap, or the kernel moves it between frames: it is where the
+    /// program left it, and a touch needs no manager.
+    Swapped,
+    /// The page is mapped and registered, and has no bytes (a poison mark has none).
     Absent,
-    /// It is not mapped, or not registered.
+    /// The program has put a guard there, without an event: it has dropped the page.
+    Guarded,
+    /// The page is not mapped, or not registered.
     NotManaged,
     /// Its process cannot be looked at. For pages in flight only: such a page is where its bytes
     /// are if an agent has them, and otherwise where it was.
     Unknown,
 }
 
-/// What became of bytes that an agent was told to move out.
+/// Fate of bytes that an agent was told to move out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Held {
+pub enum HeldPage {
     /// They are in its holding area.
     Here,
-    /// It did not move the page.
+    /// The agent did not move the page.
     NotMoved,
     /// Its process has ended, and the bytes with it.
     OwnerGone,
+}
+
+impl Here {
+    /// Whether the program has its bytes.
+    fn has_bytes(self) -> bool {
+        matches!(self, Here::Present | Here::Swapped)
+    }
 }
 
 /// Answers the questions of [`Engine::reconcile`].
@@ -75,7 +90,7 @@ pub trait Found {
     /// The page, as the page tables of its process show it.
     fn page(&mut self, space: SpaceId, page: VirtPage) -> Here;
     /// Place `place` of the last command given to the agent of `owner`.
-    fn held(&mut self, owner: SpaceId, place: usize) -> Held;
+    fn held(&mut self, owner: SpaceId, place: usize) -> HeldPage;
 }
 
 /// A page whose bytes the caller has: an item of the batch, which is `Moved`.
@@ -89,13 +104,13 @@ pub struct InHand {
     pub place: usize,
 }
 
-/// What [`Engine::reconcile`] found.
+/// Findings of [`Engine::reconcile`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recovered {
     /// Pages to store or put back.
     pub in_hand: Vec<InHand>,
-    /// Slots that pages refer to, sorted. The caller frees all others of its tiers.
-    pub claims: Vec<(TierId, Slot)>,
+    /// Slots that pages refer to. The caller frees all others of its tiers.
+    pub claims: Claims,
     /// Pages whose bytes ended with a process.
     pub lost: Vec<(SpaceId, VirtPage)>,
     /// Pages that a load had installed but not finished.
@@ -112,7 +127,12 @@ impl<L: Ledger> Engine<L> {
     /// The engine that the ledger describes, with everything in flight undecided. Until
     /// [`Engine::reconcile`] it takes layout events and nothing else.
     ///
-    /// * `spaces`: those whose process lives. Pages of others are forgotten.
+    /// * `spaces`: those whose process lives, with the sizes of their pages. Pages of others are
+    ///   forgotten.
+    ///
+    /// Returns also every slot that an entry refers to. A caller that uses
+    /// [`Engine::reconcile_present`] frees all other slots of its tiers at once. From then on
+    /// [`Engine::take_freed`] has those that are released.
     ///
     /// Errors: the ledger is damaged, or names more tiers than there are; nothing was changed.
     /// Cost: O(all entries).
@@ -121,8 +141,8 @@ impl<L: Ledger> Engine<L> {
         reclaim: Box<dyn Reclaim>,
         prefetch: Box<dyn Prefetch>,
         config: Config,
-        spaces: &[SpaceId],
-    ) -> Result<Engine<L>, LedgerError> {
+        spaces: &[(SpaceId, PageSize)],
+    ) -> Result<(Engine<L>, Claims), LedgerError> {
         let notes = notes::read(ledger.notes());
         let table = PageTable::recover(ledger, spaces, config.retain.len())?;
         let mut engine = Engine::over(table, reclaim, prefetch, config);
@@ -130,8 +150,8 @@ impl<L: Ledger> Engine<L> {
             engine.finish_move(old, new);
         }
         engine.recover_batch();
-        engine.recover_books();
-        Ok(engine)
+        let claims = engine.recover_books();
+        Ok((engine, claims))
     }
 
     /// A page may have two entries, or its note may have the old number. Completes the move.
@@ -147,83 +167,94 @@ impl<L: Ledger> Engine<L> {
         self.forget_move();
     }
 
-    /// Rebuilds everything that follows from the entries.
-    fn recover_books(&mut self) {
-        let mut stored = Vec::new();
-        for (no, entry) in self.known() {
-            let entry = match entry.state {
-                PageState::Loading => {
-                    let locked = Flags(entry.flags.0 & Flags::LOCKED.0);
-                    let back = if crate::layout::is_zero(entry) {
-                        Entry {
-                            flags: locked,
-                            ..Entry::UNTOUCHED
-                        }
-                    } else {
-                        Entry {
-                            state: PageState::Stored,
-                            flags: locked,
-                            ..entry
-                        }
-                    };
-                    self.table.set(no, back);
-                    back
+    /// Visits every page that is not `Untouched`, by number, as it is then.
+    fn each_known(&mut self, mut act: impl FnMut(&mut Engine<L>, PageNo, Entry)) {
+        for chunk in (0..self.table.chunks_used()).map(ChunkNo) {
+            if !self.table.has_page(chunk.page(0)) {
+                continue;
+            }
+            for no in (0..CHUNK_PAGES).map(|offset| chunk.page(offset)) {
+                if !self.table.is_untouched(no) {
+                    let entry = self.table.entry(no);
+                    act(self, no, entry);
                 }
+            }
+        }
+    }
+
+    /// Rebuilds everything that follows from the entries. Nothing is kept of each page meanwhile: a
+    /// machine that is short of memory may have very many.
+    fn recover_books(&mut self) -> Claims {
+        let (mut claims, mut stamps) = (Claims::default(), Stamps::default());
+        self.each_known(|engine, no, entry| {
+            let entry = match entry.state {
+                PageState::Loading => engine.end_load(no, entry),
                 _ => entry,
             };
             let own = !entry.flags.has(Flags::INHERITED);
             match entry.state {
                 PageState::Resident if own => {
-                    self.count();
-                    self.reclaim.insert(no, Arrival::FirstTouch);
+                    engine.count(no);
+                    engine.reclaim.insert(no, Arrival::FirstTouch);
                 }
-                PageState::Evicting if own => self.count(),
-                PageState::Stored => stored.push((no, entry)),
+                PageState::Evicting => {
+                    engine.stranded |= !engine.is_in_batch(no);
+                    if own {
+                        engine.count(no);
+                    }
+                }
+                PageState::Stored => stamps.note(entry.stamp, engine.has_age(entry)),
                 _ => {}
             }
-            if let Some((tier, slot)) = claim(entry) {
-                *self.refs.entry((tier, slot)).or_insert(0) += 1;
+            if let Some((tier, slot)) = claim(entry)
+                && !claims.insert(tier, slot)
+            {
+                *engine.refs.entry((tier, slot)).or_insert(1) += 1;
             }
-        }
-        self.refs.retain(|_, count| *count > 1);
-        let newest = self.newest_stamp(&stored);
+        });
+        let newest = stamps.newest();
         self.evictions = (u64::from(newest.0) + 1) * STAMP_EVICTIONS;
-        stored.sort_by_key(|(_, entry)| std::cmp::Reverse(newest.0.wrapping_sub(entry.stamp.0)));
-        for (no, entry) in stored {
-            self.remember_age(no, entry);
+        for window in stamps.windows(newest) {
+            self.recover_ages(&window);
         }
+        claims
     }
 
-    /// Stamps wrap: the newest is the one before the widest gap.
-    fn newest_stamp(&self, stored: &[(PageNo, Entry)]) -> Stamp {
-        let mut stamps: Vec<u16> = stored.iter().map(|(_, entry)| entry.stamp.0).collect();
-        stamps.sort_unstable();
-        stamps.dedup();
-        let mut newest = (0, u16::MAX);
-        for (at, stamp) in stamps.iter().enumerate() {
-            let next = stamps[(at + 1) % stamps.len()];
-            let gap = next.wrapping_sub(*stamp).wrapping_sub(1);
-            if at == 0 || gap > newest.0 {
-                newest = (gap, *stamp);
+    /// Ends a load: the slot still holds the page's bytes.
+    fn end_load(&mut self, no: PageNo, entry: Entry) -> Entry {
+        let flags = Flags(entry.flags.0 & Flags::LOCKED.0);
+        let back = if crate::layout::is_zero(entry) {
+            Entry {
+                flags,
+                ..Entry::UNTOUCHED
             }
-        }
-        Stamp(newest.1)
+        } else {
+            Entry {
+                state: PageState::Stored,
+                flags,
+                ..entry
+            }
+        };
+        self.table.set(no, back);
+        back
     }
 
-    /// Every page that is not `Untouched`, by number.
-    fn known(&self) -> Vec<(PageNo, Entry)> {
-        let everything = VirtRange::new(VirtPage(0), VirtPage(u64::MAX));
-        let mut known = Vec::new();
-        for space in self.books().spaces() {
-            for (_, no) in self.table.known_pages(space, everything) {
-                let entry = self.table.entry(no);
-                if entry != Entry::UNTOUCHED {
-                    known.push((no, entry));
+    /// Remembers the ages of the pages in a window, the oldest first.
+    fn recover_ages(&mut self, window: &Window) {
+        let mut sorted = window.room();
+        self.each_known(|engine, no, entry| {
+            if entry.state == PageState::Stored && engine.has_age(entry) {
+                match sorted.place(entry.stamp) {
+                    Turn::Sorted(place) => *place = no,
+                    Turn::InOrder => engine.remember_age(no, entry),
+                    Turn::Elsewhere => {}
                 }
             }
+        });
+        for no in sorted.pages {
+            let entry = self.table.entry(no);
+            self.remember_age(no, entry);
         }
-        known.sort_unstable_by_key(|(no, _)| *no);
-        known
     }
 
     /// Rebuilds the batch from its notes. Items whose page was dropped, or that were finished, are
@@ -244,6 +275,8 @@ impl<L: Ledger> Engine<L> {
             no: PageNo(u32::MAX),
             space: SpaceId(u32::MAX),
             page: VirtPage(u64::MAX),
+            place: 0,
+            size: PageSize::Base,
             stamp: Stamp(0),
             retained: None,
         };
@@ -261,6 +294,9 @@ impl<L: Ledger> Engine<L> {
             pages.push(InFlight {
                 item: EvictItem {
                     at,
+                    // Its agent keeps the bytes for a fork child, as long as they are in flight.
+                    space: note.map_or(nobody.space, |note| note.owner),
+                    place: note.map_or(0, |note| note.place as u8),
                     ..no.map_or(nobody, |no| self.recovered_item(no))
                 },
                 dead: no.is_none(),
@@ -280,6 +316,7 @@ impl<L: Ledger> Engine<L> {
             let no = no.filter(|no| !taken.contains(no));
             if let (Some(no), Some(at)) = (no, batch.iter().position(same)) {
                 taken.push(no);
+                pages[at].item.size = self.table.size(no);
                 followers.push((at, no));
                 follower_notes.push(*note);
             }
@@ -297,6 +334,8 @@ impl<L: Ledger> Engine<L> {
             no,
             space,
             page,
+            place: 0, // its note has it
+            size: self.table.size(no),
             stamp: Stamp(0),
             retained: claim(entry).map(|(tier, slot)| (tier, slot, entry.stamp)),
         }
@@ -313,38 +352,39 @@ impl<L: Ledger> Engine<L> {
     /// published next. Cost: O(all entries).
     pub fn reconcile(&mut self, found: &mut dyn Found) -> Recovered {
         let mut recovered = Recovered::default();
-        for (no, entry) in self.known() {
-            let (space, page) = self.table.address(no);
+        self.each_known(|engine, no, entry| {
+            let (space, page) = engine.table.address(no);
             match (entry.state, found.page(space, page)) {
                 (_, Here::NotManaged) => {
                     recovered.strays += 1;
-                    self.drop_page(no);
+                    engine.drop_page(no);
                 }
                 (PageState::Resident, Here::Absent) => {
                     recovered.vanished += 1;
-                    self.drop_page(no);
+                    engine.drop_page(no);
                 }
-                (PageState::Stored, Here::Present) => {
+                (PageState::Resident, Here::Guarded) => _ = engine.drop_page(no),
+                (PageState::Stored, here) if here.has_bytes() => {
                     recovered.installed += 1;
-                    self.was_installed(no, entry);
+                    engine.was_installed(no, entry);
                 }
                 _ => {}
             }
-        }
+        });
         self.reconcile_flight(found, &mut recovered);
         recovered.claims = self.claims();
         self.freed.clear();
         recovered
     }
 
-    /// Every slot that an entry refers to, sorted. A caller that uses [`Engine::reconcile_present`]
-    /// asks right after [`Engine::recover`], and frees all other slots of its tiers. From then on
-    /// [`Engine::take_freed`] has those that are released. Cost: O(all entries).
-    pub fn claims(&self) -> Vec<(TierId, Slot)> {
-        let known = self.known().into_iter();
-        let mut claims: Vec<_> = known.filter_map(|(_, entry)| claim(entry)).collect();
-        claims.sort_unstable();
-        claims.dedup();
+    /// Every slot that an entry refers to. Cost: O(all entries).
+    fn claims(&mut self) -> Claims {
+        let mut claims = Claims::default();
+        self.each_known(|_, _, entry| {
+            if let Some((tier, slot)) = claim(entry) {
+                claims.insert(tier, slot);
+            }
+        });
         claims
     }
 
@@ -356,7 +396,7 @@ impl<L: Ledger> Engine<L> {
     /// the books: a thread that touches it faults, and
     /// [`Discovery::missing`](crate::Discovery::missing) knows what it reads.
     ///
-    /// * `present`: pages that have a frame.
+    /// * `present`: pages whose bytes the program has, in a frame or in the kernel's swap.
     pub fn reconcile_present(&mut self, space: SpaceId, present: VirtRange) -> u64 {
         let mut installed = 0;
         let known: Vec<PageNo> = self
@@ -380,11 +420,22 @@ impl<L: Ledger> Engine<L> {
         self.now_resident(no, entry.flags);
     }
 
-    /// The pages that [`Engine::reconcile_flight`] will ask for.
-    pub fn in_flight(&self) -> Vec<(SpaceId, VirtPage)> {
-        let evicting = |(_, entry): &(PageNo, Entry)| entry.state == PageState::Evicting;
-        let known = self.known().into_iter().filter(evicting);
-        known.map(|(no, _)| self.table.address(no)).collect()
+    /// The pages that [`Engine::reconcile_flight`] will ask for. Cost: O(batch), unless the notes
+    /// were full when the manager died: then O(all entries).
+    pub fn in_flight(&mut self) -> Vec<(SpaceId, VirtPage)> {
+        let items = self.batch.pages.iter();
+        let open = items.filter(|flying| !flying.dead && !flying.settled);
+        let items = open.map(|flying| flying.item.no);
+        let noted = items.chain(self.batch.followers.iter().map(|(_, no)| *no));
+        let mut pages: Vec<PageNo> = noted.collect();
+        if self.stranded {
+            self.each_known(|engine, no, entry| {
+                if entry.state == PageState::Evicting && !engine.is_in_batch(no) {
+                    pages.push(no);
+                }
+            });
+        }
+        pages.into_iter().map(|no| self.table.address(no)).collect()
     }
 
     /// Whose agent was told to move this page out, and to which place, if that is noted and the
@@ -406,10 +457,12 @@ impl<L: Ledger> Engine<L> {
     /// has pages of it may be unread.
     pub fn reconcile_flight(&mut self, found: &mut dyn Found, recovered: &mut Recovered) {
         self.reconcile_batch(found, recovered);
-        for (no, entry) in self.known() {
-            if entry.state == PageState::Evicting && !self.is_in_batch(no) {
-                self.reconcile_stranded(no, entry, found, recovered);
-            }
+        if std::mem::take(&mut self.stranded) {
+            self.each_known(|engine, no, entry| {
+                if entry.state == PageState::Evicting && !engine.is_in_batch(no) {
+                    engine.reconcile_stranded(no, entry, found, recovered);
+                }
+            });
         }
         self.stats.vanished += recovered.vanished;
         self.stats.lost += recovered.lost.len() as u64;
@@ -427,7 +480,7 @@ impl<L: Ledger> Engine<L> {
             ..Entry::UNTOUCHED
         };
         self.table.set(no, resident.that_left());
-        self.count();
+        self.count(no);
         self.reclaim.insert(no, Arrival::Returned);
     }
 
@@ -442,12 +495,13 @@ impl<L: Ledger> Engine<L> {
             if !page.dead {
                 let here = found.page(page.item.space, page.item.page);
                 match (here, held) {
-                    (Here::Present, _) | (Here::Unknown, Held::NotMoved) => {
+                    (Here::Present | Here::Swapped, _) | (Here::Unknown, HeldPage::NotMoved) => {
                         recovered.returned += 1;
                         self.back_to_resident(at, Arrival::Returned);
                         self.batch.pages[at].dead = true;
                     }
-                    (_, Held::Here) => {}
+                    (Here::Guarded, _) => _ = self.drop_page(page.item.no),
+                    (_, HeldPage::Here) => {}
                     (Here::NotManaged, _) => {
                         recovered.strays += 1;
                         self.drop_page(page.item.no);
@@ -476,7 +530,7 @@ impl<L: Ledger> Engine<L> {
     fn reconcile_followers(
         &mut self,
         at: usize,
-        held: Held,
+        held: HeldPage,
         found: &mut dyn Found,
         recovered: &mut Recovered,
     ) {
@@ -491,17 +545,18 @@ impl<L: Ledger> Engine<L> {
             let entry = self.table.entry(no);
             let (space, page) = self.table.address(no);
             match (found.page(space, page), held) {
-                (Here::Present, _) | (Here::Unknown, Held::NotMoved) => {
+                (Here::Present | Here::Swapped, _) | (Here::Unknown, HeldPage::NotMoved) => {
                     recovered.returned += 1;
                     self.batch.followers.retain(|(_, follower)| *follower != no);
-                    self.returned_follower(no, entry, held == Held::Here);
+                    self.returned_follower(no, entry, held == HeldPage::Here);
                 }
-                (_, Held::Here) => {}
-                (_, Held::NotMoved) => {
+                (Here::Guarded, _) => _ = self.drop_page(no),
+                (_, HeldPage::Here) => {}
+                (_, HeldPage::NotMoved) => {
                     recovered.vanished += 1;
                     self.drop_page(no);
                 }
-                (_, Held::OwnerGone) => self.lose(no, recovered),
+                (_, HeldPage::OwnerGone) => self.lose(no, recovered),
             }
         }
     }
@@ -515,7 +570,7 @@ impl<L: Ledger> Engine<L> {
         let counted = !entry.flags.has(Flags::INHERITED);
         if own || counted {
             if counted {
-                self.uncount();
+                self.uncount(no);
             }
             self.now_resident(no, entry.flags);
         } else {
@@ -539,10 +594,11 @@ impl<L: Ledger> Engine<L> {
     ) {
         let (space, page) = self.table.address(no);
         match found.page(space, page) {
-            Here::Present => {
+            Here::Present | Here::Swapped => {
                 recovered.returned += 1;
                 self.returned_follower(no, entry, false);
             }
+            Here::Guarded => _ = self.drop_page(no),
             _ => self.lose(no, recovered),
         }
     }

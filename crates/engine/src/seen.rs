@@ -1,4 +1,4 @@
-//! What happened to the pages that an estimator of the miss-ratio curve follows
+//! Events of the pages that an estimator of the miss-ratio curve follows
 //! (`policy/src/mrc`). They are kept until the caller takes them. The estimator works elsewhere, so
 //! that a fault pays for the choice of pages alone.
 

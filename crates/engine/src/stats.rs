@@ -2,7 +2,7 @@
 
 use undercroft_base::{Bytes, PageCount};
 
-/// What happened so far.
+/// Counters since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Fault messages.
@@ -25,6 +25,8 @@ pub struct Stats {
     pub pages_swapped_in: u64,
     /// Pages evicted to a tier, clean and same-filled ones included.
     pub pages_swapped_out: u64,
+    /// Base pages that these freed.
+    pub base_pages_freed: u64,
     /// Pages evicted with a retained copy that was still right: nothing was written.
     pub clean_dropped: u64,
     /// Pages evicted that were one repeated word: they take no slot.

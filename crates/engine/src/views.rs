@@ -16,7 +16,7 @@ pub struct Evictions<'e, L> {
     pub(crate) engine: &'e mut Engine<L>,
 }
 
-/// What the program does to its address spaces: maps, drops, moves, locks, ends.
+/// Changes of address spaces by the program: maps, drops, moves, locks, ends.
 pub struct Layout<'e, L> {
     pub(crate) engine: &'e mut Engine<L>,
 }
@@ -32,7 +32,7 @@ pub struct Discovery<'e, L> {
     pub(crate) engine: &'e mut Engine<L>,
 }
 
-/// What the tiers hold, and what moves between them: [`Migrations::set_tiers`] ->
+/// Contents of the tiers, and what moves between them: [`Migrations::set_tiers`] ->
 /// [`Migrations::wanted`] -> [`Migrations::select`] -> the caller copies ->
 /// [`Migrations::demoted`].
 pub struct Migrations<'e, L> {
@@ -45,7 +45,7 @@ pub struct Uses<'e, L> {
     pub(crate) engine: &'e mut Engine<L>,
 }
 
-/// What the books say. Changes nothing.
+/// Reading of the books. Changes nothing.
 pub struct BooksView<'e, L> {
     pub(crate) engine: &'e Engine<L>,
 }
@@ -83,7 +83,7 @@ impl<L> Engine<L> {
         Forks { engine: self }
     }
 
-    /// What the kernel shows.
+    /// Findings of the kernel.
     #[inline(always)]
     pub fn discovery(&mut self) -> Discovery<'_, L> {
         Discovery { engine: self }

@@ -32,12 +32,6 @@ pub(crate) enum Doom {
          the device of the tiers"
     )]
     NotPoisoned,
-    /// A mapping moved. Its pages that are not resident have no place.
-    #[error("the page table is full: its address space is too large")]
-    TableFull,
-    /// A process forked. The child's pages that are not resident have no place.
-    #[error("the page table is full: it has too many fork children")]
-    TableFullByFork,
 }
 
 /// The signals of one run.
@@ -92,8 +86,15 @@ impl Signals {
     }
 
     pub(crate) fn wake_fault_threads(&self) {
-        for wakeup in &self.wakeups {
-            let _ = rustix::io::write(wakeup, &1u64.to_ne_bytes());
+        self.wake_followers(|_| true);
+    }
+
+    /// Wakes the fault threads that follow changes of the set of processes.
+    pub(crate) fn wake_followers(&self, is_active: impl Fn(usize) -> bool) {
+        for (thread, wakeup) in self.wakeups.iter().enumerate() {
+            if is_active(thread) {
+                let _ = rustix::io::write(wakeup, &1u64.to_ne_bytes());
+            }
         }
     }
 
@@ -217,7 +218,7 @@ mod tests {
         let signals = Signals::new(1).expect("eventfds");
         assert_eq!(signals.doomed(), None);
         signals.doom(Doom::TiersFull);
-        signals.doom(Doom::TableFull);
+        signals.doom(Doom::NotPoisoned);
         let why = signals.doomed().expect("a reason");
         assert_eq!(why, Doom::TiersFull.to_string());
     }

@@ -4,11 +4,11 @@
 //! number, and the others follow from it. So every byte can be checked, and a page mixed from two
 //! contents is no content.
 
-use undercroft_base::{PAGE_BYTES, fill_word};
+use undercroft_base::{BASE_PAGE_BYTES, fill_word};
 
 use undercroft_seeded::mix;
 
-/// One page's content.
+/// The content of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Content(pub u64);
 
@@ -51,7 +51,7 @@ impl Content {
 
     /// The page's bytes.
     pub fn bytes(self) -> Box<[u8]> {
-        let mut page = vec![0; PAGE_BYTES].into_boxed_slice();
+        let mut page = vec![0; BASE_PAGE_BYTES].into_boxed_slice();
         self.write_to(&mut page);
         page
     }
@@ -64,7 +64,7 @@ impl Content {
         let (words, rest) = page.as_chunks::<8>();
         let number = u64::from_ne_bytes(*words.first()?);
         let whole =
-            rest.is_empty() && page.len() == PAGE_BYTES && number & FILL == 0 && number != 0;
+            rest.is_empty() && page.len() == BASE_PAGE_BYTES && number & FILL == 0 && number != 0;
         let follows = |(at, word): (usize, &[u8; 8])| {
             at == 0 || u64::from_ne_bytes(*word) == mix(number ^ (at as u64) << 48)
         };

@@ -1,6 +1,8 @@
 //! Client memory by the kernel's rules: address spaces, page tables, frames shared after a fork,
 //! and the answers of userfaultfd's ioctls.
 //!
+//! A frame may be in the kernel's swap. Each access then brings it back, without a message.
+//!
 //! Not modelled: write protection, huge pages, memory limits of the kernel, partial results of a
 //! range ioctl.
 
@@ -16,7 +18,7 @@ pub struct Mm(pub usize);
 
 /// Why a page was not installed (UFFDIO_COPY, ZEROPAGE).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum NotInstalled {
     /// EEXIST: a page is there.
     Exists,
     /// ENOENT: nothing registered is mapped there, or the space is gone.
@@ -82,6 +84,7 @@ struct Frame {
     maps: u32,
     content: Content,
     pinned: bool,
+    swapped: bool,
 }
 
 #[derive(Debug, Default)]
@@ -121,6 +124,7 @@ impl Memory {
             maps: 1,
             content,
             pinned: false,
+            swapped: false,
         };
         match self.free.pop() {
             Some(at) => {
@@ -275,6 +279,7 @@ impl Memory {
                 at
             }
         };
+        self.frames[at].swapped = false;
         let before = self.frames[at].content;
         if let Some(content) = write {
             self.break_sharing(mm, page);
@@ -303,7 +308,12 @@ impl Memory {
     }
 
     /// UFFDIO_COPY or ZEROPAGE.
-    pub fn install(&mut self, mm: Mm, page: VirtPage, content: Content) -> Result<(), Refusal> {
+    pub fn install(
+        &mut self,
+        mm: Mm,
+        page: VirtPage,
+        content: Content,
+    ) -> Result<(), NotInstalled> {
         self.may_install(mm, page)?;
         let at = self.frame(content);
         self.pte(mm, page).expect("mapped").here = Here::Frame(at);
@@ -311,21 +321,21 @@ impl Memory {
     }
 
     /// The answer that [`Memory::install`] would give.
-    pub fn may_install(&mut self, mm: Mm, page: VirtPage) -> Result<(), Refusal> {
+    pub fn may_install(&mut self, mm: Mm, page: VirtPage) -> Result<(), NotInstalled> {
         if self.is_changing(mm) {
-            return Err(Refusal::LayoutChanging);
+            return Err(NotInstalled::LayoutChanging);
         }
         match self.pte(mm, page) {
             Some(pte) if pte.advice.registered => match pte.here {
                 Here::Absent => Ok(()),
-                _ => Err(Refusal::Exists),
+                _ => Err(NotInstalled::Exists),
             },
-            _ => Err(Refusal::NotMapped),
+            _ => Err(NotInstalled::NotMapped),
         }
     }
 
     /// UFFDIO_POISON.
-    pub fn poison(&mut self, mm: Mm, page: VirtPage) -> Result<(), Refusal> {
+    pub fn poison(&mut self, mm: Mm, page: VirtPage) -> Result<(), NotInstalled> {
         self.may_install(mm, page)?;
         self.pte(mm, page).expect("mapped").here = Here::Poison;
         Ok(())
@@ -354,6 +364,7 @@ impl Memory {
     pub fn pin(&mut self, mm: Mm, page: VirtPage, on: bool) -> bool {
         match self.pte(mm, page).map(|pte| pte.here) {
             Some(Here::Frame(at)) if self.frames[at].maps == 1 => {
+                self.frames[at].swapped = false;
                 self.frames[at].pinned = on;
                 true
             }
@@ -361,7 +372,23 @@ impl Memory {
         }
     }
 
-    /// True when the page has a frame.
+    /// The kernel swaps the page's frame out. False if there is none, or a device holds it.
+    pub fn swap_out(&mut self, mm: Mm, page: VirtPage) -> bool {
+        let frame = self.frame_of(mm, page).map(|at| &mut self.frames[at]);
+        let frame = frame.filter(|frame| !frame.pinned);
+        frame.is_some_and(|frame| {
+            frame.swapped = true;
+            true
+        })
+    }
+
+    /// True when the page's frame is in the kernel's swap: `pagemap` shows no page then.
+    pub fn is_swapped(&self, mm: Mm, page: VirtPage) -> bool {
+        self.frame_of(mm, page)
+            .is_some_and(|at| self.frames[at].swapped)
+    }
+
+    /// True when the page has a frame, which may be in the kernel's swap.
     pub fn is_present(&self, mm: Mm, page: VirtPage) -> bool {
         self.frame_of(mm, page).is_some()
     }
@@ -456,17 +483,17 @@ mod tests {
         memory.begin_change(mm);
         assert_eq!(
             memory.install(mm, VirtPage(1), Content(5)),
-            Err(Refusal::LayoutChanging)
+            Err(NotInstalled::LayoutChanging)
         );
         memory.end_change(mm);
         assert_eq!(memory.install(mm, VirtPage(1), Content(5)), Ok(()));
         assert_eq!(
             memory.install(mm, VirtPage(1), Content(5)),
-            Err(Refusal::Exists)
+            Err(NotInstalled::Exists)
         );
         assert_eq!(
             memory.install(mm, VirtPage(9), Content(5)),
-            Err(Refusal::NotMapped)
+            Err(NotInstalled::NotMapped)
         );
         assert_eq!(memory.touch(mm, VirtPage(9), None), Touch::Segv);
     }

@@ -1,4 +1,5 @@
-//! What every page of every space must read as. Kept apart from the world, which never writes it.
+//! Contents that every page of every space must have. Kept apart from the world, which never writes
+//! it.
 
 use std::collections::HashMap;
 
@@ -7,7 +8,7 @@ use undercroft_base::{VirtPage, VirtRange};
 use crate::content::Content;
 use crate::memory::Mm;
 
-/// What a page must read as.
+/// The content that a page must have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expect {
     /// Exactly this.
@@ -25,7 +26,7 @@ pub struct Oracle {
 }
 
 impl Oracle {
-    /// What the page must read as.
+    /// The content that the page must have.
     pub fn expect(&self, mm: Mm, page: VirtPage) -> Expect {
         let zeros = Expect::Reads(Content::ZERO);
         self.pages.get(&(mm, page)).copied().unwrap_or(zeros)

@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use undercroft_base::{
-    Bytes, FailKind, Fetched, Inbox, LoadError, Loaded, PAGE_BYTES, Slot, Stamp, Store, StoreError,
-    Tier, TierInfo, TierKind, TierUsage, page_checksum,
+    BASE_PAGE_BYTES, Bytes, FailKind, Fetched, Inbox, LatencyClass, LoadError, Loaded, Nanos,
+    PageKey, PageSize, Slot, Stamp, Store, StoreError, Tier, TierFacts, TierInfo, TierUsage,
 };
 
 use crate::content::Content;
@@ -20,6 +20,30 @@ use undercroft_seeded::{Random, mix};
 
 /// The descriptor in `Loaded::Read`: there is no file.
 const NO_FILE: i32 = -1;
+
+/// Facts of compressed memory. A test of the crate `tier` compares all of these with its own.
+pub static POOL: TierFacts = TierFacts {
+    charged_to_limit: true,
+    ..TierFacts::of("ram", LatencyClass::Memory, Nanos(3_000))
+};
+
+/// Facts of mapped memory.
+pub static MAPPED: TierFacts = TierFacts {
+    updates_copies: true,
+    ..TierFacts::of("nvm", LatencyClass::Nvm, Nanos(1_000))
+};
+
+/// Facts of a file or block device.
+pub static DEVICE: TierFacts = TierFacts {
+    grows: true,
+    ..TierFacts::of("file", LatencyClass::Device, Nanos(80_000))
+};
+
+/// Facts of a cluster of other machines.
+pub static CLUSTER: TierFacts = TierFacts {
+    remote: true,
+    ..TierFacts::of("redis", LatencyClass::Device, Nanos(300_000))
+};
 
 /// How often each failure strikes, in 1000 calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -155,7 +179,8 @@ impl Inner {
             self.strike(name);
         }
         // Right bytes for the wrong reason are right.
-        self.made_to_fail = page_checksum(dst, stamp) != checksum && (failure.is_some() || damaged);
+        self.made_to_fail =
+            PageKey::KNOWN.checksum(dst, stamp) != checksum && (failure.is_some() || damaged);
         Ok(())
     }
 }
@@ -164,19 +189,20 @@ impl Inner {
 #[derive(Debug)]
 pub struct FakeTier {
     info: TierInfo,
-    /// What it may hold now, in bytes.
+    /// Bytes that it may hold now.
     most: AtomicU64,
     inner: Mutex<Inner>,
 }
 
 impl FakeTier {
-    /// An empty tier for `capacity` of uncompressed pages. A RAM tier holds a quarter to three
-    /// quarters of each page.
-    pub fn new(name: &str, kind: TierKind, capacity: Bytes, seed: u64) -> FakeTier {
+    /// An empty tier for `capacity` of uncompressed pages. A tier that counts towards the limit
+    /// compresses: it holds a quarter to three quarters of each page.
+    pub fn new(name: &str, facts: &'static TierFacts, capacity: Bytes, seed: u64) -> FakeTier {
         FakeTier {
             info: TierInfo {
                 name: name.to_owned(),
-                kind,
+                facts,
+                page: PageSize::Base,
                 emulated: true,
                 capacity,
             },
@@ -194,6 +220,13 @@ impl FakeTier {
                 reads: false,
             }),
         }
+    }
+
+    /// Counts its copies as pages of this size. Their contents stay as short as base pages: a
+    /// [`Content`](crate::Content) stands for a page of any size.
+    pub fn of_pages(mut self, page: PageSize) -> FakeTier {
+        self.info.page = page;
+        self
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
@@ -229,7 +262,7 @@ impl FakeTier {
     /// Reads a page where [`Loaded::Read`] said. The bytes are not verified. Errors: the device
     /// failed.
     pub fn read(&self, offset: u64, dst: &mut [u8]) -> Result<(), FailKind> {
-        let slot = Slot(offset / PAGE_BYTES as u64);
+        let slot = Slot(offset / BASE_PAGE_BYTES as u64);
         self.inner().read(slot, dst)
     }
 
@@ -248,7 +281,7 @@ impl FakeTier {
         self.inner().made_to_fail
     }
 
-    /// What the slot contains, if it is in use with this stamp and undamaged. No failure is
+    /// The content of the slot, if it is in use with this stamp and undamaged. No failure is
     /// injected.
     pub fn content(&self, slot: Slot, stamp: Stamp) -> Option<Content> {
         let inner = self.inner();
@@ -299,7 +332,7 @@ impl Tier for FakeTier {
 
     fn usage(&self) -> TierUsage {
         let inner = self.inner();
-        let logical = Bytes((inner.kept.len() * PAGE_BYTES) as u64);
+        let logical = Bytes((inner.kept.len() * self.info.page.bytes()) as u64);
         TierUsage {
             logical,
             stored: Bytes(inner.held),
@@ -312,11 +345,11 @@ impl Tier for FakeTier {
         for store in batch {
             assert_eq!(
                 store.checksum,
-                page_checksum(store.page, store.stamp),
+                PageKey::KNOWN.checksum(store.page, store.stamp),
                 "the caller's checksum"
             );
             let rates = inner.rates;
-            let full = (inner.kept.len() + 1) * PAGE_BYTES > self.capacity().0 as usize;
+            let full = (inner.kept.len() + 1) * self.info.page.bytes() > self.capacity().0 as usize;
             let failed = match (inner.gone, full) {
                 (true, _) => Some(("gone", StoreError::Failed(FailKind::Io))),
                 (_, true) => Some(("full", StoreError::Full)),
@@ -372,9 +405,9 @@ impl Tier for FakeTier {
                 inner.strike(name);
                 let kept = match name {
                     "bit flip" => {
-                        let at = inner.random.index(PAGE_BYTES);
+                        let at = inner.random.index(BASE_PAGE_BYTES);
                         bytes[at] ^= 1 << inner.random.below(8);
-                        PAGE_BYTES
+                        BASE_PAGE_BYTES
                     }
                     "torn write" => 512 * (1 + inner.random.index(7)),
                     _ => 0,
@@ -386,10 +419,12 @@ impl Tier for FakeTier {
             }
             // The bytes may be right all the same.
             let damaged = *bytes != *store.page;
-            let size = match self.info.kind {
-                TierKind::Ram => PAGE_BYTES as u64 / 4 + mix(store.checksum) % 2048,
-                TierKind::Nvm | TierKind::File | TierKind::Remote => PAGE_BYTES as u64,
+            let size = if self.info.facts.charged_to_limit {
+                BASE_PAGE_BYTES as u64 / 4 + mix(store.checksum) % 2048
+            } else {
+                BASE_PAGE_BYTES as u64
             };
+            let size = size * self.info.page.base_pages();
             inner.held += size;
             inner.kept.insert(
                 slot,
@@ -411,18 +446,18 @@ impl Tier for FakeTier {
         inner.made_to_fail = false;
         let kept = inner.kept.get(&slot).filter(|kept| kept.stamp == stamp);
         let checksum = kept.ok_or(LoadError::Corrupt)?.checksum;
-        if self.info.kind == TierKind::Remote {
+        if self.info.facts.remote {
             return Ok(Loaded::Fetch);
         }
         if inner.reads && inner.random.chance(3, 4) {
-            let offset = slot.0 * PAGE_BYTES as u64;
+            let offset = slot.0 * BASE_PAGE_BYTES as u64;
             return Ok(Loaded::Read {
                 fd: NO_FILE,
                 offset,
             });
         }
         inner.read(slot, dst).map_err(LoadError::Failed)?;
-        if page_checksum(dst, stamp) == checksum {
+        if PageKey::KNOWN.checksum(dst, stamp) == checksum {
             Ok(Loaded::Done)
         } else {
             Err(LoadError::Corrupt)
@@ -430,9 +465,9 @@ impl Tier for FakeTier {
     }
 
     fn fetch(&self, slot: Slot, stamp: Stamp, token: u64, inbox: &Arc<dyn Inbox>) {
-        let mut page = vec![0; PAGE_BYTES].into_boxed_slice();
+        let mut page = vec![0; BASE_PAGE_BYTES].into_boxed_slice();
         let read = self.inner().read(slot, &mut page);
-        let verified = self.checksum(slot, stamp) == Some(page_checksum(&page, stamp));
+        let verified = self.checksum(slot, stamp) == Some(PageKey::KNOWN.checksum(&page, stamp));
         let page = match (read, verified) {
             (Ok(()), true) => Ok(page),
             (Ok(()), false) => Err(LoadError::Corrupt),
@@ -448,14 +483,18 @@ impl Tier for FakeTier {
     }
 
     fn update(&self, slot: Slot, item: &Store<'_>) -> Option<Result<Bytes, StoreError>> {
-        if self.info.kind != TierKind::Nvm {
+        if !self.info.facts.updates_copies {
             return None;
         }
         let mut inner = self.inner();
         let rate = inner.rates.store_io;
         let failed = inner.gone || inner.draw([(rate, ())]).is_some();
         let kept = inner.kept.get_mut(&slot)?;
-        let half = if failed { PAGE_BYTES / 2 } else { PAGE_BYTES };
+        let half = if failed {
+            BASE_PAGE_BYTES / 2
+        } else {
+            BASE_PAGE_BYTES
+        };
         let written = (0..half).step_by(512).filter(|at| {
             let sector = *at..*at + 512;
             let differs = kept.bytes[sector.clone()] != item.page[sector.clone()];
@@ -494,7 +533,7 @@ mod tests {
         let mut batch = [Store {
             page: &bytes,
             stamp,
-            checksum: page_checksum(&bytes, stamp),
+            checksum: PageKey::KNOWN.checksum(&bytes, stamp),
             result: Err(StoreError::Full),
         }];
         tier.store(&mut batch);
@@ -503,8 +542,8 @@ mod tests {
 
     #[test]
     fn tier_gives_back_bytes_and_refuses_what_is_damaged_stale_or_full() {
-        let tier = FakeTier::new("t", TierKind::File, Bytes(2 * 4096), 1);
-        let mut page = vec![0; PAGE_BYTES];
+        let tier = FakeTier::new("t", &DEVICE, Bytes(2 * 4096), 1);
+        let mut page = vec![0; BASE_PAGE_BYTES];
         let slot = store(&tier, Content(5), Stamp(1)).unwrap();
         assert_eq!(tier.load(slot, Stamp(1), &mut page), Ok(Loaded::Done));
         assert_eq!(Content::of(&page), Some(Content(5)));
@@ -539,9 +578,9 @@ mod tests {
 
     #[test]
     fn tier_says_where_to_read_and_the_bytes_there_verify_by_its_checksum() {
-        let tier = FakeTier::new("t", TierKind::File, Bytes(2 * 4096), 1);
+        let tier = FakeTier::new("t", &DEVICE, Bytes(2 * 4096), 1);
         tier.set_reads(true);
-        let mut page = vec![0; PAGE_BYTES];
+        let mut page = vec![0; BASE_PAGE_BYTES];
         store(&tier, Content(4), Stamp(1)).unwrap();
         let slot = store(&tier, Content(5), Stamp(1)).unwrap();
         let loads = (0..20).map(|_| tier.load(slot, Stamp(1), &mut page));
@@ -553,7 +592,7 @@ mod tests {
         assert!((10..20).contains(&read.len()), "{} of 20", read.len());
         page.fill(0);
         assert_eq!(tier.read(read[0], &mut page), Ok(()));
-        let sum = page_checksum(&page, Stamp(1));
+        let sum = PageKey::KNOWN.checksum(&page, Stamp(1));
         assert_eq!(tier.checksum(slot, Stamp(1)), Some(sum));
         assert_eq!(Content::of(&page), Some(Content(5)));
         tier.set_gone(true);
@@ -573,9 +612,9 @@ mod tests {
             ("lost write", one(|r| r.lost = 1000)),
             ("bit flip", one(|r| r.flip = 1000)),
         ];
-        let mut page = vec![0; PAGE_BYTES];
+        let mut page = vec![0; BASE_PAGE_BYTES];
         for (name, rates) in stores {
-            let tier = FakeTier::new("t", TierKind::File, Bytes(9 * 4096), 1);
+            let tier = FakeTier::new("t", &DEVICE, Bytes(9 * 4096), 1);
             let old = store(&tier, Content(1), Stamp(1)).unwrap();
             tier.free(&[old]);
             tier.set_rates(rates);
@@ -588,7 +627,7 @@ mod tests {
             assert_eq!(tier.content(slot, Stamp(1)), None);
             assert_eq!(tier.take_struck(), BTreeMap::from([(name, 1)]));
         }
-        let tier = FakeTier::new("t", TierKind::File, Bytes(9 * 4096), 1);
+        let tier = FakeTier::new("t", &DEVICE, Bytes(9 * 4096), 1);
         let slots: Vec<Slot> = (1..5)
             .map(|n| store(&tier, Content(n), Stamp(1)).unwrap())
             .collect();

@@ -10,16 +10,16 @@ use undercroft_base::Nanos;
 
 use crate::bound::{LatencyBound, Percentile};
 
-/// One tier, as it was measured.
+/// A tier, as it was measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capacity {
-    /// One read of a page, of an idle tier.
+    /// The read of a page, of an idle tier.
     pub read: Nanos,
     /// Pages that it can hold.
     pub pages: u64,
 }
 
-/// What a client needs.
+/// Needs of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Demand {
     /// The least time of a page-in besides its read.

@@ -1,4 +1,4 @@
-//! What a user asks for: `p99=200us`, parsed once.
+//! A user's latency bound: `p99=200us`, parsed once.
 
 use std::fmt;
 use std::str::FromStr;

@@ -55,7 +55,7 @@ pub struct Unkeepable {
     pub possible: Nanos,
 }
 
-/// One client with a bound.
+/// A client with a bound.
 #[derive(Clone, Debug)]
 struct Member {
     monitor: Monitor,
@@ -431,7 +431,7 @@ impl Member {
 mod tests {
     use super::*;
 
-    /// One client, bound p50=100us, a device with one channel.
+    /// A control with one client, bound p50=100us, on a device with one channel.
     fn control(has_buffer: bool) -> Control {
         let bound = "p50=100us".parse().expect("a bound");
         Control::new(QueueLimits::of_channels(1), &[Some(bound)], has_buffer)

@@ -20,12 +20,12 @@
 #![forbid(unsafe_code)]
 
 pub mod admission;
+pub mod admit;
 pub mod bound;
 pub mod control;
 pub mod curves;
 pub mod load;
 pub mod monitor;
-pub mod place;
 pub mod pressure;
 pub mod queue;
 pub mod shares;
@@ -33,12 +33,12 @@ pub mod stall_bound;
 pub mod tail;
 
 pub use admission::{Capacity, Demand, Refused, admit};
+pub use admit::{Asks, Could, Devices, admit_one, place};
 pub use bound::{BoundError, LatencyBound, Percentile};
 pub use control::{Control, Misses, Out, Unkeepable};
 pub use curves::Curves;
 pub use load::{Load, Service};
 pub use monitor::{Judged, Monitor, Window};
-pub use place::{Asks, Could, Devices, admit_one, place};
 pub use queue::{Queue, QueueLimits};
 pub use stall_bound::{NoStallMax, StallControl, StallMax};
 pub use tail::Tail;

@@ -1,5 +1,5 @@
-//! What a device can serve: channels that writes need, and how long the tail of its reads takes
-//! beside a load (NVSwap §V asks for the measured capacity).
+//! Capacity of a device: channels that writes need, and how long the tail of its reads takes beside
+//! a load (NVSwap §V asks for the measured capacity).
 //!
 //! Writes are kept to as few channels as they need, and reads go before those that have not begun.
 //! So reads are served by the channels
@@ -25,7 +25,7 @@ pub struct Load {
 /// A device as it was measured, or as its model says. Times are of one page, of an idle device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Service {
-    /// What a page-in takes besides its read.
+    /// The time of a page-in besides its read.
     pub path: Nanos,
     /// A read.
     pub read: Nanos,
@@ -47,8 +47,8 @@ const BUSY_MAX: f64 = 0.95;
 const RARE: f64 = 0.002;
 
 impl Load {
-    /// What a client asks for that waits for each page-in as long as its bound allows (NVSwap
-    /// Eq. 2), if nothing else is known. Each page-in lets a page leave.
+    /// The load of a client that waits for each page-in as long as its bound allows (NVSwap Eq. 2),
+    /// if nothing else is known. Each page-in lets a page leave.
     pub fn of_bound(limit: Nanos) -> Load {
         let each = 1e9 / limit.0.max(1) as f64;
         Load {
@@ -104,11 +104,6 @@ impl Sub for Load {
 }
 
 impl Service {
-    /// Reads a second that it can serve (the capacity of NVSwap Eq. 2).
-    pub fn reads_max(&self) -> f64 {
-        f64::from(self.channels.max(1)) * 1e9 / self.read.0.max(1) as f64
-    }
-
     /// Channels that this many writes a second need: one at least.
     pub fn write_channels(&self, writes: f64) -> u32 {
         let busy = writes * self.write.seconds() * WRITES_SPARE;
@@ -215,7 +210,6 @@ mod tests {
         assert!((200..400).contains(&busy), "{busy}");
         assert_eq!(tail(load(38_000.0, 3_000.0)), None, "6.8 of 7");
         assert_eq!(tail(load(0.0, 15_000.0)), None, "9.6 of 9");
-        assert_eq!(SSD.reads_max() as u64, 100_000);
     }
 
     #[test]

@@ -18,12 +18,12 @@ pub enum Judged {
     Missed,
 }
 
-/// One window that has ended.
+/// A window that has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
     /// Its page-ins.
     pub page_ins: u64,
-    /// Those above the limit.
+    /// Page-ins above the limit.
     pub over: u64,
     /// The percentile of the bound.
     pub tail: Nanos,

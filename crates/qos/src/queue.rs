@@ -65,7 +65,7 @@ pub struct Queue {
     limits: QueueLimits,
     /// S(t), between the limits.
     size: f64,
-    /// What writes need; `None`: unknown.
+    /// Channels that writes need; `None`: unknown.
     needs: Option<Needs>,
     /// The goal was missed at this size; it holds for this many steps, and the next one for longer.
     ceiling: Option<(f64, u32)>,
@@ -127,7 +127,7 @@ impl Queue {
         self.size = self.size.min(f64::from(slots.clamp(min, max)));
     }
 
-    /// One step of Algorithm 1. O(clients squared), no allocation.
+    /// Takes a step of Algorithm 1. O(clients squared), no allocation.
     ///
     /// * `bounds`: of each client; `None` for a client that has none.
     /// * `observed`: latency of the queue since the last step.

@@ -7,7 +7,7 @@
 //! Memory*, IEEE ToC 1992). A client without a curve gets its share by weight, or as much as it can
 //! use. What is left goes to all, by weight.
 
-use undercroft_base::{Bytes, PAGE_BYTES};
+use undercroft_base::{BASE_PAGE_BYTES, Bytes};
 
 /// Memory moves by curves only if that saves this part of the waiting, and some of it.
 const GAIN_MIN: f64 = 0.05;
@@ -17,18 +17,18 @@ const STALL_MIN: f64 = 0.01;
 pub const STEP_MIN: Bytes = Bytes(1 << 20);
 const STEP_URGENT: u64 = 64 << 10;
 
-/// What one client may have, and what memory is worth to it.
+/// Bounds of a client's memory, and what memory is worth to it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Want {
     /// Its weight, 1 at least.
     pub weight: u32,
-    /// It always gets this much: its protection.
+    /// Its protection: it always gets this much.
     pub least: Bytes,
-    /// It never gets more than this.
+    /// Its ceiling: it never gets more than this.
     pub most: Bytes,
     /// More than this is of no use to it now, as far as is known.
     pub enough: Bytes,
-    /// It waits for its pages now.
+    /// Whether it waits for its pages now.
     pub waits: bool,
     /// Its curve; empty = unknown.
     pub curve: Vec<Waits>,
@@ -83,7 +83,7 @@ pub fn divide(memory: Bytes, wants: &[Want]) -> Result<Vec<Bytes>, Short> {
         left -= take;
     }
     fill(left, &mut shares, &wants, |want| want.most.0);
-    let pages = |share: &u64| Bytes(share / PAGE_BYTES as u64 * PAGE_BYTES as u64);
+    let pages = |share: &u64| Bytes(share / BASE_PAGE_BYTES as u64 * BASE_PAGE_BYTES as u64);
     Ok(shares.iter().map(pages).collect())
 }
 
@@ -114,7 +114,7 @@ pub fn targets(
     Ok(Some(targets))
 }
 
-/// What is left for the protection of one more client.
+/// The rest of `memory` for the protection of another client.
 pub fn unprotected(memory: Bytes, protected: impl Iterator<Item = Bytes>) -> Bytes {
     let protected = protected.fold(0, |sum: u64, of| sum.saturating_add(of.0));
     Bytes(memory.0.saturating_sub(protected))
@@ -128,7 +128,8 @@ pub fn gives(limit: Bytes, target: Bytes, urgent: bool) -> bool {
     less >= if urgent { STEP_URGENT } else { step }
 }
 
-/// What is enough for a client that uses this much and has not swapped: an eighth and 8 MiB more.
+/// Memory that is enough for a client that uses this much and has not swapped: an eighth and 8 MiB
+/// more.
 pub fn enough(uses: Bytes) -> Bytes {
     Bytes(uses.0 + uses.0 / 8 + (8 << 20))
 }
@@ -138,7 +139,7 @@ pub fn is_waiting(waited: f64, passed: f64) -> bool {
     waited > passed * STALL_MIN
 }
 
-/// What all clients with a curve would wait, weighted, with these shares.
+/// The waits of all clients with a curve, weighted, with these shares.
 pub fn stall(wants: &[Want], shares: &[Bytes]) -> f64 {
     let each = wants.iter().zip(shares);
     each.map(|(want, share)| {
@@ -439,7 +440,7 @@ mod tests {
             };
             let sum: u64 = shares.iter().map(|share| share.0).sum();
             assert!(sum <= memory.0);
-            let page = PAGE_BYTES as u64;
+            let page = BASE_PAGE_BYTES as u64;
             for (want, share) in wants.iter().zip(&shares) {
                 assert!(share.0 <= want.most.0);
                 assert!(share.0 + page > want.least.min(want.most).0);

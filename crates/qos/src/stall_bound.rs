@@ -22,7 +22,7 @@ const CLEARLY: f64 = 0.95;
 /// Windows in a row that must be clearly below it before pages shift to the disk.
 const PATIENCE: u32 = 3;
 
-/// What is missing to the bound, or above it, is made good in a quarter of the time until now.
+/// A stall below or above the bound is made good in a quarter of the time until now.
 const CATCHES_UP: f64 = 4.0;
 
 /// The least that a shift shrinks to at once.
@@ -124,7 +124,7 @@ impl StallControl {
         (bound + CATCHES_UP * (bound - ratio)).clamp(bound / 2.0, 1.0)
     }
 
-    /// What placement is asked for: the shift, or infinity for the largest. 64 times a default that
+    /// The shift that placement is asked for, or infinity for the largest. 64 times a default that
     /// is shorter than a page is no whole sequence.
     pub fn asked(&self) -> f64 {
         if self.is_exhausted() {
@@ -196,7 +196,7 @@ mod tests {
             self.waited / self.windows
         }
 
-        /// It waits for this part of a window. Returns the part so far.
+        /// Waits for this part of a window. Returns the part so far.
         fn waits(&mut self, lately: f64) -> f64 {
             let lately = lately.clamp(0.0, 1.0);
             (self.waited, self.windows) = (self.waited + lately, self.windows + 1.0);
@@ -273,7 +273,7 @@ mod tests {
         }
     }
 
-    /// It computes alone at first, waits much, waits little, and rests in between.
+    /// The client computes alone at first, waits much, waits little, and rests in between.
     #[test]
     fn a_bound_is_kept_when_the_load_changes() {
         let mut client = Client::new(0.4);

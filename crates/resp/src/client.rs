@@ -1,4 +1,4 @@
-//! One connection to a server.
+//! A connection to a server.
 
 use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::net::TcpStream;
@@ -15,7 +15,7 @@ const BUFFER_BYTES: usize = 256 << 10;
 /// Rest between two tries to connect.
 const RETRY: Duration = Duration::from_millis(20);
 
-/// One connection to a server.
+/// A connection to a server.
 pub struct Client {
     reader: BufReader<Box<dyn Read + Send>>,
     writer: BufWriter<Box<dyn Write + Send>>,

@@ -9,7 +9,7 @@ const WORDS_MAX: usize = 64;
 /// Deepest list within a list.
 const DEPTH_MAX: usize = 4;
 
-/// One reply.
+/// A reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
     /// `+text`.

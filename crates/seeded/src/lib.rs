@@ -7,10 +7,10 @@
 mod pages;
 mod zipf;
 
-pub use pages::{PAGE_BYTES, Page, Pages};
+pub use pages::{BASE_PAGE_BYTES, Page, Pages};
 pub use zipf::Zipf;
 
-/// What SplitMix64 adds to its state with each number.
+/// The step that SplitMix64 adds to its state with each number.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Mixes 64 bits, one to one, so that each bit depends on all. 0 gives 0.

@@ -3,10 +3,10 @@
 use crate::Random;
 
 /// Bytes of a page.
-pub const PAGE_BYTES: usize = 4096;
+pub const BASE_PAGE_BYTES: usize = 4096;
 
-/// One page of bytes.
-pub type Page = [u8; PAGE_BYTES];
+/// A page of bytes.
+pub type Page = [u8; BASE_PAGE_BYTES];
 
 /// A source of random pages.
 pub struct Pages(Random);
@@ -30,10 +30,10 @@ impl Pages {
     /// A page as C and Python heaps have them: pointers into a few regions, small integers, short
     /// texts, zeros, floats. LZ4 compresses it to 30-45 %, like the heaps of redis and CPython.
     pub fn heap_like(&mut self) -> Page {
-        let mut page = [0; PAGE_BYTES];
+        let mut page = [0; BASE_PAGE_BYTES];
         let region = 0x7f00_0000_0000 + (self.below(64) << 24);
         let mut at = 0;
-        while at < PAGE_BYTES {
+        while at < BASE_PAGE_BYTES {
             let fields = 4 + self.below(5) as usize;
             for field in 0..fields {
                 let word = match (field + self.below(4) as usize) % 7 {
@@ -43,7 +43,7 @@ impl Pages {
                     4 if self.below(3) == 0 => (self.number() as f64 / 1e19).to_bits(),
                     _ => 0,
                 };
-                if at < PAGE_BYTES {
+                if at < BASE_PAGE_BYTES {
                     page[at..at + 8].copy_from_slice(&word.to_le_bytes());
                     at += 8;
                 }
@@ -54,7 +54,7 @@ impl Pages {
 
     /// A page of random bytes, which does not compress.
     pub fn noise(&mut self) -> Page {
-        let mut page = [0; PAGE_BYTES];
+        let mut page = [0; BASE_PAGE_BYTES];
         for word in page.as_chunks_mut::<8>().0 {
             *word = self.number().to_le_bytes();
         }
@@ -66,13 +66,13 @@ impl Pages {
         match self.below(10) {
             0 => self.noise(),
             1 => {
-                let mut page = [0; PAGE_BYTES];
-                page[self.below(PAGE_BYTES as u64) as usize] = self.number() as u8 | 1;
+                let mut page = [0; BASE_PAGE_BYTES];
+                page[self.below(BASE_PAGE_BYTES as u64) as usize] = self.number() as u8 | 1;
                 page
             }
             2 => {
                 let mut page = self.heap_like();
-                let cut = self.below(PAGE_BYTES as u64) as usize;
+                let cut = self.below(BASE_PAGE_BYTES as u64) as usize;
                 page[..cut].copy_from_slice(&self.noise()[..cut]);
                 page
             }

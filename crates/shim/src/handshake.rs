@@ -5,7 +5,8 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use undercroft_wire::protocol::*;
 
-use crate::agent::start_agent;
+use crate::agent::{Start, start_agent};
+use crate::life::Life;
 use crate::mapping::Mapping;
 use crate::raw::{PAGE, STACK, advice, call3, call6, close, close_all, nr};
 use crate::socket::{receive, send};
@@ -22,20 +23,35 @@ pub(crate) struct SockAddr {
 /// # Safety
 /// [`ADDRESS`] is not being written. This process has no agent yet.
 pub(crate) unsafe fn join(kind: u32, nonce: u64) -> bool {
+    // SAFETY: the caller's promise.
+    let Some(socket) = (unsafe { connect() }) else {
+        return false;
+    };
+    // SAFETY: the caller's promise.
+    let joined = unsafe { handshake(socket, kind, nonce) };
+    close(socket as usize);
+    joined
+}
+
+/// A connection to the manager.
+///
+/// # Safety
+/// [`ADDRESS`] is not being written.
+pub(crate) unsafe fn connect() -> Option<isize> {
     let flags = 5 | 0o2000000; // SOCK_SEQPACKET | SOCK_CLOEXEC
     // SAFETY: takes numbers only; 1 = AF_UNIX.
     let socket = unsafe { call3(nr::SOCKET, 1, flags, 0) };
     if socket < 0 {
-        return false;
+        return None;
     }
     let address = core::ptr::addr_of!(ADDRESS) as usize;
     // SAFETY: `ADDRESS` is a whole socket address, and nothing writes it (the caller's promise).
-    let connected =
-        unsafe { call3(nr::CONNECT, socket as usize, address, size_of::<SockAddr>()) } == 0;
-    // SAFETY: the caller's promise.
-    let joined = connected && unsafe { handshake(socket, kind, nonce) };
-    close(socket as usize);
-    joined
+    let connected = unsafe { call3(nr::CONNECT, socket as usize, address, size_of::<SockAddr>()) };
+    if connected != 0 {
+        close(socket as usize);
+        return None;
+    }
+    Some(socket)
 }
 
 /// # Safety
@@ -63,7 +79,7 @@ unsafe fn handshake(socket: isize, kind: u32, nonce: u64) -> bool {
 
 /// The descriptors that come with the manager's answer, each -1 if it is missing. `None`: it is no
 /// answer, or it refuses; no descriptor is left open then.
-fn receive_answer(socket: isize) -> Option<[i32; 2]> {
+pub(crate) fn receive_answer(socket: isize) -> Option<[i32; 2]> {
     let mut answer = Answer {
         magic: 0,
         refused: 1,
@@ -231,16 +247,16 @@ unsafe fn start_unsignalled(
     let old_at = core::ptr::from_mut(&mut old) as usize;
     // SAFETY: two live sets of the kernel's size, 8 bytes.
     unsafe { call6(nr::RT_SIGPROCMASK, SET_MASK, all_at, old_at, 8, 0, 0) };
-    // SAFETY: the caller's promise; the area ends with the stack.
-    let started = unsafe {
-        start_agent(
-            command.start,
-            own.start,
-            holding_uffd,
-            process_uffd,
-            own.end(),
-        )
+    let start = Start {
+        command: command.start,
+        staging: own.start,
+        stack_top: own.end(),
+        holding_uffd,
+        process_uffd,
+        life: Life::of_caller(),
     };
+    // SAFETY: the caller's promise; the area ends with the stack.
+    let started = unsafe { start_agent(&start) };
     // SAFETY: the set that the kernel wrote above.
     unsafe { call6(nr::RT_SIGPROCMASK, SET_MASK, old_at, 0, 8, 0, 0) };
     started

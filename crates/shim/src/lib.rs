@@ -1,5 +1,5 @@
 //! The shim: a shared object that is loaded into each program of a client. It connects to the
-//! manager at start, and keeps one agent thread that moves pages out on command.
+//! manager at start, and keeps one agent that moves pages out on command.
 //!
 //! It runs inside another program. So it uses no heap, no stdio, no thread-local storage and only
 //! raw system calls. Its only libc calls are the registration of the fork handler, and the
@@ -11,14 +11,22 @@
 
 mod affinity;
 mod agent;
+mod alone;
+mod exec;
+mod give_way;
 mod handshake;
+mod image;
 mod interpreted;
 mod library;
+mod life;
 mod mapping;
 mod move_out;
 mod mremap;
+mod namespace;
 mod page;
+mod pinned;
 mod powerless;
+mod preload;
 mod raw;
 mod socket;
 mod stand_in;
@@ -34,6 +42,7 @@ use undercroft_wire::command;
 use undercroft_wire::protocol::{KIND_FORK, KIND_START, SOCKET_VARIABLE};
 
 use crate::handshake::{SockAddr, join};
+use crate::library::bytes_of;
 use crate::page::command_page;
 use crate::raw::{PAGE, advice, call3, nr};
 
@@ -56,11 +65,32 @@ global_asm!(
     "rust_eh_personality: ud2"
 );
 
+// The compiler calls these two. They are our own, because the agent must run no code of the C
+// library: a debugger of the program may set breakpoints there, and does not trace the agent.
+#[cfg(shared_object)]
+global_asm!(
+    ".globl memcpy",
+    ".hidden memcpy",
+    "memcpy:",
+    "mov rax, rdi",
+    "mov rcx, rdx",
+    "rep movsb",
+    "ret",
+    ".globl memset",
+    ".hidden memset",
+    "memset:",
+    "mov r8, rdi",
+    "mov eax, esi",
+    "mov rcx, rdx",
+    "rep stosb",
+    "mov rax, r8",
+    "ret",
+);
+
 // glibc runs the child handler in every fork() child. In other C libraries it is absent: their
 // children are served, but not evicted from.
-global_asm!(".weak __register_atfork", ".weak __environ");
+global_asm!(".weak __register_atfork");
 unsafe extern "C" {
-    static __environ: *const *const u8;
     fn __register_atfork(
         prepare: Option<extern "C" fn()>,
         parent: Option<extern "C" fn()>,
@@ -95,18 +125,19 @@ pub(crate) static OWNER: AtomicU32 = AtomicU32::new(0);
 extern "C" fn init(_argc: i32, _argv: *const *const u8, envp: *const *const u8) {
     // musl passes its initialisers nothing, but has set the variable before; glibc has not.
     let register: unsafe extern "C" fn(_, _, _, _) -> i32 = __register_atfork;
-    let environment = core::ptr::addr_of!(__environ);
     // Without `black_box`, the compiler assumes that a symbol's address is never 0.
     let is_glibc = core::hint::black_box(register as usize) != 0;
-    let environment = core::hint::black_box(environment);
-    let envp = match is_glibc || environment.is_null() {
+    let envp = match is_glibc {
         true => envp,
-        // SAFETY: the C library's own variable.
-        false => unsafe { core::ptr::read_volatile(environment) },
+        false => library::environment(),
     };
     // SAFETY: the dynamic linker passes the environment as a null-terminated array of C strings; no
     // other thread exists.
-    if envp.is_null() || !unsafe { find_socket(envp) } || interpreted::by_valgrind() {
+    if envp.is_null() || !unsafe { find_socket(envp) } {
+        return;
+    }
+    exec::look_up();
+    if interpreted::by_valgrind() {
         return;
     }
     // SAFETY: the process has one thread, and no agent yet.
@@ -138,20 +169,6 @@ unsafe fn find_socket(mut envp: *const *const u8) -> bool {
         }
         envp = envp.wrapping_add(1);
     }
-}
-
-/// The bytes of a C string, without its NUL.
-///
-/// # Safety
-/// The string lives for ever, and is never changed.
-unsafe fn bytes_of(string: *const u8) -> &'static [u8] {
-    let mut length = 0;
-    // SAFETY: the string goes on up to its NUL.
-    while unsafe { string.wrapping_add(length).read() } != 0 {
-        length += 1;
-    }
-    // SAFETY: read above.
-    unsafe { core::slice::from_raw_parts(string, length) }
 }
 
 /// Copies the path to `ADDRESS`. False if it is empty or too long.

@@ -7,7 +7,7 @@ const READ_WRITE: usize = 3;
 const SHARED: usize = 1;
 const PRIVATE_ANONYMOUS: usize = 0x22;
 
-/// One mapping of the shim's own, whole.
+/// A mapping of the shim's own, whole.
 pub(crate) struct Mapping {
     pub(crate) start: usize,
     pub(crate) bytes: usize,

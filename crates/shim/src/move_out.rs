@@ -1,10 +1,10 @@
 //! Carries out one command: moves pages into the staging area, and on into the holding area.
 
 use core::ops::Range;
-use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use undercroft_wire::command::{self, CommandWords};
-use undercroft_wire::protocol::{CommandPage, STAGING_PAGES, next_run};
+use undercroft_wire::protocol::{CommandPage, HALF_PAGES, STAGING_PAGES, next_run, places_of};
 
 use crate::page::Page;
 use crate::raw::{EBUSY, EEXIST, EINVAL, PAGE, advice, call3, nr};
@@ -27,27 +27,46 @@ const MOVES_MAX: usize = 8;
 ///
 /// # Safety
 /// The calling thread is the agent: `staging` is its area, and no other thread moves its pages.
-pub(crate) unsafe fn move_out(page: &Page, seq: u32, count: usize, staging: usize) {
+pub(crate) unsafe fn move_out(page: &Page, seq: u32, listed: Range<usize>, staging: usize) {
+    let places = places_of(listed.start, listed.end);
     // SAFETY: the caller's promise.
-    let taken = unsafe { make_room(page, staging) };
+    let taken = unsafe { make_room(page, staging, places) };
     leave_out(page, taken);
+    let count = listed.end;
     // SAFETY: the caller's promise; the listed places of the staging area are empty.
-    let staged = unsafe { stage(page, seq, count, staging) };
+    let staged = unsafe { stage(page, seq, listed, staging) };
     // A page that the kernel forgot (see `pages_moved`) may be anywhere in the staging area. So if
     // a command did not run to its end, every place is tried.
-    let sought = if staged.whole { staged.moved } else { !taken };
-    // SAFETY: the caller's promise; the holding area is empty.
+    let sought = if staged.whole {
+        staged.moved
+    } else {
+        places & !taken
+    };
+    // SAFETY: the caller's promise; its places of the holding area are empty.
     let held = unsafe { hold(page, staging, sought, staged.moved, count) };
     if staged.executable {
         // SAFETY: the areas are the shim's own.
         unsafe { protect(staging, false) };
     }
     if held.stranded != 0 {
-        page.strays.store(1, Relaxed);
+        page.strays.fetch_or(halves_of(places), Relaxed);
     }
-    page.moved.store(held.moved, Relaxed);
-    page.refused.store(staged.refused & !held.moved, Relaxed);
-    page.stranded.store(held.stranded, Relaxed);
+    let tell = |word: &AtomicU64, here: u64| {
+        word.store(word.load(Relaxed) & !places | here, Relaxed);
+    };
+    tell(&page.moved, held.moved);
+    tell(&page.refused, staged.refused & !held.moved);
+    tell(&page.stranded, held.stranded);
+}
+
+/// The halves that `places` has, as bits of [`CommandPage::strays`].
+fn halves_of(places: u64) -> u32 {
+    u32::from(places & 1 != 0) | u32::from(places >> HALF_PAGES != 0) << 1
+}
+
+/// The first of `places`, which is a half or all, and their end.
+fn range_of(places: u64) -> Range<usize> {
+    places.trailing_zeros() as usize..STAGING_PAGES - places.leading_zeros() as usize
 }
 
 /// Takes the pages off the list whose places are in `taken`.
@@ -61,7 +80,7 @@ fn leave_out(page: &Page, taken: u64) {
     }
 }
 
-/// What became of the pages of a command. Bit i = page i.
+/// Pages of a command by outcome. Bit i = page i.
 struct Staged {
     /// They are in the staging area.
     moved: u64,
@@ -77,10 +96,11 @@ struct Staged {
 ///
 /// # Safety
 /// As [`move_out`].
-unsafe fn stage(page: &Page, seq: u32, count: usize, staging: usize) -> Staged {
+unsafe fn stage(page: &Page, seq: u32, listed: Range<usize>, staging: usize) -> Staged {
+    let count = listed.end;
     let (mut moved, mut refused, mut whole) = (0u64, 0u64, true);
     let mut remedies = Remedies::default();
-    let mut at = 0;
+    let mut at = listed.start;
     while at < count {
         if page.pages[at].load(Relaxed) == 0 {
             at += 1; // dropped by the program before the command was posted
@@ -112,7 +132,7 @@ unsafe fn stage(page: &Page, seq: u32, count: usize, staging: usize) -> Staged {
     }
 }
 
-/// What one command has tried so far for pages that do not move.
+/// Remedies that a command has tried so far for pages that do not move.
 struct Remedies {
     /// From this place on, pages are moved one by one.
     alone: usize,
@@ -186,8 +206,8 @@ impl Remedies {
     }
 }
 
-/// What became of the pages of a command in the end. Bit i = page i.
-struct Held {
+/// Pages of a command by outcome in the end. Bit i = page i.
+struct Outcomes {
     /// They left the program.
     moved: u64,
     /// They left the program too, but are still in the staging area.
@@ -199,7 +219,7 @@ struct Held {
 ///
 /// # Safety
 /// As [`move_out`]; the holding area is empty.
-unsafe fn hold(page: &Page, staging: usize, sought: u64, mut moved: u64, count: usize) -> Held {
+unsafe fn hold(page: &Page, staging: usize, sought: u64, mut moved: u64, count: usize) -> Outcomes {
     let mut stranded = 0u64;
     let mut waits = Waits::default();
     let mut at = 0;
@@ -216,7 +236,7 @@ unsafe fn hold(page: &Page, staging: usize, sought: u64, mut moved: u64, count: 
             at += 1;
         }
     }
-    Held { moved, stranded }
+    Outcomes { moved, stranded }
 }
 
 /// Moves places of the staging area on to the same places of the holding area. Returns how many,
@@ -268,54 +288,58 @@ const YIELDS_MAX: u32 = 20;
 /// Leaves out places of the source where nothing is.
 const MOVE_ALLOW_SRC_HOLES: u64 = 2;
 
-/// Empties both areas. Bit i = place i of the staging area is in use.
-unsafe fn make_room(page: &Page, staging: usize) -> u64 {
-    let hold = staging + STAGING_PAGES * PAGE;
-    // SAFETY: the holding area is the shim's own; its pages are stored.
-    let emptied = unsafe { empty(hold) };
+/// Empties these places of both areas. Bit i = place i of the staging area is in use.
+unsafe fn make_room(page: &Page, staging: usize, places: u64) -> u64 {
+    // SAFETY: the holding area is the shim's own; the pages there are stored.
+    let emptied = unsafe { empty_held(staging, places) };
     // Refused if the program has locked all its memory.
     if emptied == EINVAL {
         // SAFETY: the areas are the shim's own.
         unsafe { unlock(staging) };
         // SAFETY: as above.
-        unsafe { empty(hold) };
+        unsafe { empty_held(staging, places) };
     }
-    if page.strays.swap(0, Relaxed) == 0 {
+    let halves = halves_of(places);
+    if page.strays.fetch_and(!halves, Relaxed) & halves == 0 {
         return 0;
     }
     // SAFETY: the areas are the shim's own.
-    unsafe { clear_strays(page, staging) }
+    unsafe { clear_strays(page, staging, places) }
 }
 
-/// Drops the pages of an area. Returns the kernel's answer.
+/// Drops the pages at these places of the holding area. Returns the kernel's answer.
 ///
 /// # Safety
-/// The area is the shim's own, and nothing refers to its pages.
-unsafe fn empty(area: usize) -> isize {
+/// The areas are the shim's own, and nothing refers to those pages.
+unsafe fn empty_held(staging: usize, places: u64) -> isize {
+    let range = range_of(places);
+    let start = staging + (STAGING_PAGES + range.start) * PAGE;
     // SAFETY: the caller's promise.
-    unsafe { call3(nr::MADVISE, area, STAGING_PAGES * PAGE, advice::DONTNEED) }
+    unsafe { call3(nr::MADVISE, start, range.len() * PAGE, advice::DONTNEED) }
 }
 
-/// Empties the staging area: its pages are zeros mapped for a reader, or are stored already. The
-/// holding area is empty. Returns the places in use, for the next command to clear.
+/// Empties these places of the staging area: the pages there are zeros mapped for a reader, or are
+/// stored already. The holding area is empty there. Returns the places in use, for the next command
+/// to clear.
 #[cold]
-unsafe fn clear_strays(page: &Page, staging: usize) -> u64 {
-    let hold = staging + STAGING_PAGES * PAGE;
-    let (mut taken, mut at) = (0u64, 0);
+unsafe fn clear_strays(page: &Page, staging: usize, places: u64) -> u64 {
+    let mut taken = 0u64;
     let mut waits = Waits::default();
-    while at < STAGING_PAGES {
-        let rest = at..STAGING_PAGES;
+    let mut rest = range_of(places);
+    while !rest.is_empty() {
+        let to_move = rest.clone();
         // SAFETY: both areas are the shim's own; nothing refers to them.
-        let (done, _) = unsafe { move_on(page, staging, rest, MOVE_ALLOW_SRC_HOLES, &mut waits) };
+        let moved = unsafe { move_on(page, staging, to_move, MOVE_ALLOW_SRC_HOLES, &mut waits) };
         // SAFETY: as above.
-        unsafe { empty(hold) };
+        unsafe { empty_held(staging, places) };
+        let (done, _) = moved;
         if done == 0 {
-            taken |= 1 << at;
+            taken |= 1 << rest.start;
         }
-        at += done.max(1);
+        rest.start += done.max(1);
     }
     if taken != 0 {
-        page.strays.store(1, Relaxed);
+        page.strays.fetch_or(halves_of(places), Relaxed);
     }
     taken
 }
@@ -345,12 +369,12 @@ unsafe fn protect(staging: usize, executable: bool) -> bool {
 /// Number of the request: see ioctl_userfaultfd(2).
 const UFFD_ZEROPAGE: usize = 0xC020_AA04;
 
-/// Maps zeros at the places of the holding area where a command left no page. Faults there are not
-/// served. A thread that touches every mapping (mlockall, a garbage collector) must find a page,
-/// and is woken.
-pub(crate) unsafe fn fill_holding(uffd: usize, page: &Page, staging: usize) {
+/// Maps zeros at those of `places` of the holding area where a command left no page. Faults there
+/// are not served. A thread that touches every mapping (mlockall, a garbage collector) must find a
+/// page, and is woken.
+pub(crate) unsafe fn fill_holding(uffd: usize, page: &Page, places: u64, staging: usize) {
     let hold = staging + STAGING_PAGES * PAGE;
-    let empty = !page.moved.load(Relaxed) | page.stranded.load(Relaxed);
+    let empty = places & (!page.moved.load(Relaxed) | page.stranded.load(Relaxed));
     let mut at = 0;
     while let Some((first, end)) = next_run(empty, at, STAGING_PAGES) {
         // SAFETY: the caller's promise.
@@ -373,7 +397,7 @@ unsafe fn fill(uffd: usize, start: usize, count: usize) {
     };
 }
 
-/// What became of some pages of a command.
+/// The outcome of moving some pages of a command.
 struct Moved {
     /// How many have moved, from the first on.
     done: usize,

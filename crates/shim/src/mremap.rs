@@ -17,6 +17,9 @@ const DONTUNMAP: usize = 4;
 /// Most pieces of one move. With more, the kernel's refusal stands.
 const PIECES_MAX: usize = 64;
 
+/// Attempts at one move. Mappings are registered meanwhile, and so fall into pieces or become one.
+const TRIES: u32 = 16;
+
 /// `PROCMAP_QUERY`.
 const PROCMAP_QUERY: usize = 0xC068_6611;
 /// In the answer: `r`, `w`, `x`, shared.
@@ -59,18 +62,44 @@ unsafe extern "C" fn mremap(
     target: usize,
 ) -> isize {
     let flags = flags as u32 as usize;
-    // SAFETY: the program's own call, passed on.
-    let result = unsafe { call6(nr::MREMAP, old, old_bytes, new_bytes, flags, target, 0) };
-    if result != EFAULT || flags & MAYMOVE == 0 || flags & !(MAYMOVE | FIXED | DONTUNMAP) != 0 {
-        return fail(result);
+    for _ in 0..TRIES {
+        // SAFETY: the program's own call, passed on.
+        let result = unsafe { call6(nr::MREMAP, old, old_bytes, new_bytes, flags, target, 0) };
+        if result != EFAULT || flags & MAYMOVE == 0 || flags & !(MAYMOVE | FIXED | DONTUNMAP) != 0 {
+            return fail(result);
+        }
+        let (Some(old_bytes), Some(new_bytes)) = (whole(old_bytes), whole(new_bytes)) else {
+            return fail(result);
+        };
+        match pieces(old, old_bytes.min(new_bytes)) {
+            None => return fail(result),
+            Some((_, 1)) => continue, // by now it is one
+            Some(found) => {
+                // SAFETY: as the program asked.
+                let result =
+                    unsafe { in_pieces(old, (old_bytes, new_bytes), found, flags, target) };
+                if result != EFAULT {
+                    return fail(result);
+                }
+            }
+        }
     }
-    let (Some(old_bytes), Some(new_bytes)) = (whole(old_bytes), whole(new_bytes)) else {
-        return fail(result);
-    };
+    fail(EFAULT)
+}
+
+// SAFETY: as the program asked.
+/// is as before.
+///
+/// # Safety
+/// The old range is the program's to move, and so is `target` with `FIXED`.
+unsafe fn in_pieces(
+    old: usize,
+    (old_bytes, new_bytes): (usize, usize),
+    (ends, count): ([usize; PIECES_MAX], usize),
+    flags: usize,
+    target: usize,
+) -> isize {
     let moved = old_bytes.min(new_bytes);
-    let Some((ends, count)) = pieces(old, moved) else {
-        return fail(result);
-    };
     let new = match flags & FIXED {
         // SAFETY: a fresh mapping at an address the kernel chooses: PROT_NONE, private, anonymous,
         // no reserve.
@@ -78,7 +107,7 @@ unsafe extern "C" fn mremap(
         _ => target as isize,
     };
     if new < 0 && new > -(PAGE as isize) {
-        return fail(new);
+        return new;
     }
     let pieces = Pieces {
         old,
@@ -97,7 +126,7 @@ unsafe extern "C" fn mremap(
         // SAFETY: this unmaps our own reservation, or what the program asked to cut off.
         unsafe { call3(nr::MUNMAP, rest, rest_bytes, 0) };
     }
-    if result < 0 { fail(result) } else { new }
+    if result < 0 { result } else { new }
 }
 
 /// Bytes rounded up to whole pages. `None` for 0 bytes, or too many.
@@ -106,8 +135,8 @@ pub(crate) fn whole(bytes: usize) -> Option<usize> {
     (whole > 0).then_some(whole)
 }
 
-/// The ends of the mappings that `bytes` from `old` on lie in. They are at least two, side by side,
-/// of private anonymous memory with the same permissions.
+/// The ends of the mappings that `bytes` from `old` on lie in: one, or several side by side, of
+/// private anonymous memory with the same permissions.
 fn pieces(old: usize, bytes: usize) -> Option<([usize; PIECES_MAX], usize)> {
     let end = old.checked_add(bytes)?;
     // SAFETY: a path that lives for ever; O_RDONLY | O_CLOEXEC.
@@ -147,7 +176,7 @@ fn pieces(old: usize, bytes: usize) -> Option<([usize; PIECES_MAX], usize)> {
     }
     // SAFETY: our own descriptor.
     unsafe { call3(nr::CLOSE, file as usize, 0, 0) };
-    (at >= end && count > 1).then_some((ends, count))
+    (at >= end).then_some((ends, count))
 }
 
 impl Pieces {

@@ -5,8 +5,9 @@ use core::sync::atomic::{AtomicU32, Ordering, Ordering::*};
 use core::time::Duration;
 
 use undercroft_wire::command::{CommandWords, Word};
-use undercroft_wire::protocol::CommandPage;
+use undercroft_wire::protocol::{CommandPage, QUIT};
 
+use crate::alone::{end, others};
 use crate::raw::{call3, call6, nr};
 use crate::{COMMAND, OWNER};
 
@@ -20,6 +21,27 @@ impl Deref for Page {
     #[inline(always)]
     fn deref(&self) -> &CommandPage {
         self.0
+    }
+}
+
+/// Yields of the agent between two questions, and its pause after them.
+const YIELDS: u32 = 4096;
+const PAUSE: Duration = Duration::from_micros(500);
+
+impl Page {
+    /// The agent has yielded its processor to a reader of messages that goes before it. That reader
+    /// may be dead: now and then the agent asks whether it is still needed.
+    fn yielded(&self) {
+        #[unsafe(link_section = ".data")]
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        if COUNT.fetch_add(1, Relaxed) % YIELDS != YIELDS - 1 {
+            return;
+        }
+        if self.quit.load(Acquire) == QUIT || others() == 0 {
+            self.agent.store(0, Release);
+            end();
+        }
+        self.wait(Word::Seq, self.load(Word::Seq, Relaxed), Some(PAUSE));
     }
 }
 
@@ -82,6 +104,7 @@ impl CommandWords for Page {
         if long {
             // SAFETY: takes no arguments.
             unsafe { call3(nr::SCHED_YIELD, 0, 0, 0) };
+            self.yielded();
         }
     }
 }

@@ -6,6 +6,7 @@ pub(crate) const PAGE: usize = 4096;
 pub(crate) const STACK: usize = 4 * PAGE;
 
 pub(crate) mod nr {
+    pub(crate) const READ: usize = 0;
     pub(crate) const OPEN: usize = 2;
     pub(crate) const CLOSE: usize = 3;
     pub(crate) const MMAP: usize = 9;
@@ -13,6 +14,7 @@ pub(crate) mod nr {
     pub(crate) const MUNMAP: usize = 11;
     pub(crate) const RT_SIGPROCMASK: usize = 14;
     pub(crate) const IOCTL: usize = 16;
+    pub(crate) const PREAD64: usize = 17;
     pub(crate) const SCHED_YIELD: usize = 24;
     pub(crate) const MREMAP: usize = 25;
     pub(crate) const MADVISE: usize = 28;
@@ -26,7 +28,13 @@ pub(crate) mod nr {
     pub(crate) const CONNECT: usize = 42;
     pub(crate) const SENDMSG: usize = 46;
     pub(crate) const RECVMSG: usize = 47;
+    pub(crate) const SETSOCKOPT: usize = 54;
+    pub(crate) const CLONE: usize = 56;
+    pub(crate) const EXIT: usize = 60;
+    pub(crate) const WAIT4: usize = 61;
     pub(crate) const CHDIR: usize = 80;
+    pub(crate) const READLINK: usize = 89;
+    pub(crate) const SETPGID: usize = 109;
     pub(crate) const SETGROUPS: usize = 116;
     pub(crate) const SETRESUID: usize = 117;
     pub(crate) const SETRESGID: usize = 119;
@@ -37,7 +45,15 @@ pub(crate) mod nr {
     pub(crate) const FUTEX: usize = 202;
     pub(crate) const SCHED_SETAFFINITY: usize = 203;
     pub(crate) const SCHED_GETAFFINITY: usize = 204;
+    pub(crate) const RESTART_SYSCALL: usize = 219;
+    pub(crate) const EXIT_GROUP: usize = 231;
+    pub(crate) const OPENAT: usize = 257;
+    pub(crate) const UNSHARE: usize = 272;
+    pub(crate) const PRLIMIT64: usize = 302;
+    pub(crate) const SECCOMP: usize = 317;
+    pub(crate) const EXECVEAT: usize = 322;
     pub(crate) const CLOSE_RANGE: usize = 436;
+    pub(crate) const FUTEX_WAITV: usize = 449;
 }
 
 /// Advice of madvise(2).
@@ -51,10 +67,14 @@ pub(crate) mod advice {
 }
 
 pub(crate) const EINTR: isize = -4;
+pub(crate) const EBADF: isize = -9;
+pub(crate) const EAGAIN: isize = -11;
+pub(crate) const ENOMEM: isize = -12;
 pub(crate) const EFAULT: isize = -14;
 pub(crate) const EBUSY: isize = -16;
 pub(crate) const EEXIST: isize = -17;
 pub(crate) const EINVAL: isize = -22;
+pub(crate) const EMFILE: isize = -24;
 
 /// A raw system call.
 ///

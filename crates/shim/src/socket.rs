@@ -23,7 +23,7 @@ struct MsgHdr {
 
 /// A control buffer for up to two descriptors.
 #[repr(C, align(8))]
-struct Control {
+struct ControlBuffer {
     len: usize,
     level: i32,
     kind: i32,
@@ -32,7 +32,7 @@ struct Control {
 
 /// Sends `message` with the first `count` of `fds`.
 pub(crate) unsafe fn send<T>(socket: isize, message: &T, fds: [i32; 2], count: usize) -> bool {
-    let control = Control {
+    let control = ControlBuffer {
         len: 16 + 4 * count,
         level: 1,
         kind: 1,
@@ -52,7 +52,11 @@ pub(crate) unsafe fn send<T>(socket: isize, message: &T, fds: [i32; 2], count: u
         } else {
             core::ptr::from_ref(&control) as usize
         },
-        control_len: if count == 0 { 0 } else { size_of::<Control>() },
+        control_len: if count == 0 {
+            0
+        } else {
+            size_of::<ControlBuffer>()
+        },
         flags: 0,
     };
     let header = core::ptr::from_ref(&header) as usize;
@@ -67,7 +71,7 @@ pub(crate) unsafe fn send<T>(socket: isize, message: &T, fds: [i32; 2], count: u
 
 /// Receives `message`. Returns the descriptors that came along, or -1 for each missing one.
 pub(crate) unsafe fn receive<T>(socket: isize, message: &mut T) -> Option<[i32; 2]> {
-    let mut control = Control {
+    let mut control = ControlBuffer {
         len: 0,
         level: 0,
         kind: 0,
@@ -83,7 +87,7 @@ pub(crate) unsafe fn receive<T>(socket: isize, message: &mut T) -> Option<[i32; 
         iov: &iov,
         iov_len: 1,
         control: core::ptr::from_mut(&mut control) as usize,
-        control_len: size_of::<Control>(),
+        control_len: size_of::<ControlBuffer>(),
         flags: 0,
     };
     let header = core::ptr::from_ref(&header) as usize;

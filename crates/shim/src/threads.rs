@@ -22,7 +22,7 @@ const CONTROL_BLOCK: usize = 0x900;
 /// Most threads between creation and start at once. Further ones do not lock their blocks.
 const STARTS: usize = 64;
 
-/// What a new thread will run.
+/// The start of a new thread: the function that it will run.
 struct Start {
     taken: AtomicU32,
     function: AtomicUsize,

@@ -13,13 +13,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use undercroft_base::{PAGE_BYTES, VirtPage, VirtRange};
+use undercroft_base::{BASE_PAGE_BYTES, VirtPage, VirtRange};
 use undercroft_sys::mapping::SharedMemory;
 use undercroft_sys::uffd::{Features, MessageBuf, RegisterMode, Uffd, UffdDevice};
 
 type Failure = Box<dyn std::error::Error>;
 
-const PAGE: usize = PAGE_BYTES;
+const PAGE: usize = BASE_PAGE_BYTES;
 
 /// `UFFDIO_MOVE` and `UFFDIO_CONTINUE`.
 const MOVE: u64 = 0xC028_AA05;
@@ -39,8 +39,8 @@ const DEVICES: [(&str, f64, f64); 2] = [
     ("CXL", 200.0 - 101.0, 99.0),
 ];
 
-/// What a thread waits at least for a page that is not there, besides the page: two context
-/// switches and a message on one processor.
+/// The least wait of a thread for a page that is not there, besides the page: two context switches
+/// and a message on one processor.
 const HAND_OVER_NS: f64 = 6_800.0;
 
 fn main() -> Result<(), Failure> {
@@ -259,7 +259,7 @@ fn move_pages(uffd: &Uffd, from: Area, to: Area) -> i32 {
     )
 }
 
-/// What the kernel refuses for a page of an ordinary file.
+/// Checks which calls the kernel refuses for a page of an ordinary file.
 fn refusals(device: &UffdDevice, tier: &Tier) -> Result<(), Failure> {
     let uffd = uffd(device, Features::default())?;
     let fd = tier.file.as_raw_fd();
@@ -507,7 +507,7 @@ fn break_even(mapped: &Mapped, copied: &Copied) {
     }
 }
 
-/// What first touches and COPYs of other threads suffer while pages are mapped in place and taken
+/// Measures first touches and COPYs of other threads while pages are mapped in place and taken
 /// back; and how long an mmap takes whose UNMAP event a manager has to read.
 fn beside(device: &UffdDevice, tier: &Tier, time: Duration) -> Result<(), Failure> {
     println!("beside a thread that maps pages and takes them back");

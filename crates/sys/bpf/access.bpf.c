@@ -32,7 +32,7 @@ struct control {
 	u64 phys_max;   /* first physical address behind the memory */
 	u64 base;       /* where the kernel maps physical address 0 */
 	u64 candidate;  /* 0, or calibrating: try CANDIDATES bases, this less 1 GiB below the top table and down */
-	u64 found;      /* calibrating: the base under which the tables' own address translates to itself */
+	u64 found;      /* calibrating: a base under which the tables' own address translates to itself; `candidate` then names it */
 	u64 done;       /* set when a thread with an address space was seen */
 	u64 count;      /* blocks wanted */
 	u64 task_mm;    /* where `mm` is in the kernel's `struct task_struct` */
@@ -124,6 +124,7 @@ int walk(struct context *context)
 			u64 base = (pgd & ~(GIB - 1)) - (c->candidate - 1 + i) * GIB;
 			if (fits(pgd, base, phys_max, pgd)) {
 				c->found = base;
+				c->candidate += i;
 				break;
 			}
 		}

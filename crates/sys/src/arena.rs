@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use undercroft_base::PAGE_BYTES;
+use undercroft_base::PageSize;
 
 use crate::mapping::PageBuf;
 
@@ -17,13 +17,18 @@ pub struct PageArena {
 }
 
 impl PageArena {
-    /// `pages` zeroed pages, already in memory.
-    pub fn new(pages: usize) -> io::Result<PageArena> {
+    /// `pages` zeroed pages of this size, already in memory.
+    pub fn new(pages: usize, page: PageSize) -> io::Result<PageArena> {
         let in_flight = (0..pages).map(|_| AtomicBool::new(false)).collect();
         Ok(PageArena {
-            buffer: PageBuf::new(pages)?,
+            buffer: PageBuf::new(pages, page)?,
             in_flight,
         })
+    }
+
+    /// Bytes of `pages` pages.
+    pub fn bytes(&self, pages: usize) -> usize {
+        pages * self.buffer.page_size().bytes()
     }
 
     /// How many pages.
@@ -45,13 +50,13 @@ impl PageArena {
     /// Pages `start..end`; `None` while one of them is in flight.
     pub fn pages(&self, start: usize, end: usize) -> Option<&[u8]> {
         let idle = self.is_idle(start, end);
-        idle.then(|| &self.buffer[start * PAGE_BYTES..end * PAGE_BYTES])
+        idle.then(|| &self.buffer[self.bytes(start)..self.bytes(end)])
     }
 
     /// Pages `start..end`, to write; `None` while one of them is in flight.
     pub fn pages_mut(&mut self, start: usize, end: usize) -> Option<&mut [u8]> {
-        let idle = self.is_idle(start, end);
-        idle.then(|| &mut self.buffer[start * PAGE_BYTES..end * PAGE_BYTES])
+        let (idle, range) = (self.is_idle(start, end), self.bytes(start)..self.bytes(end));
+        idle.then(|| &mut self.buffer[range])
     }
 
     /// Page `index`, to write; `None` while it is in flight.
@@ -77,6 +82,6 @@ impl PageArena {
     }
 
     pub(crate) fn address(&self, page: usize) -> *mut u8 {
-        self.buffer.address(page * PAGE_BYTES)
+        self.buffer.address(self.bytes(page))
     }
 }

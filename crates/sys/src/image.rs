@@ -11,7 +11,7 @@ use std::os::unix::fs::FileExt;
 
 /// The kernel reads this much to see what a file is.
 const HEAD_BYTES: usize = 256;
-/// One program header. The kernel takes no other size.
+/// Size of a program header. The kernel takes no other.
 const HEADER_BYTES: u16 = 56;
 /// The kernel takes 64 KiB of program headers at most.
 const HEADERS_MAX: u16 = (65_536 / HEADER_BYTES as u32) as u16;
@@ -21,7 +21,7 @@ const CLASS_64: u8 = 2;
 const LITTLE_ENDIAN: u8 = 1;
 const MACHINE_X86_64: u16 = 62;
 
-/// What kind of file a program is, for loading.
+/// Kinds of program file, by how they are loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Image {
     /// An x86-64 ELF program with a loader.

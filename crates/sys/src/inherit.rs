@@ -92,6 +92,12 @@ pub fn leave_streams() -> io::Result<()> {
     Ok(())
 }
 
+/// Closes standard error here. What is written to it from now on is lost.
+pub fn leave_errors() -> io::Result<()> {
+    let null = std::fs::File::options().write(true).open("/dev/null")?;
+    Ok(rustix::stdio::dup2_stderr(&null)?)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

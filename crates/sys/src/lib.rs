@@ -26,6 +26,7 @@ pub mod restrict;
 pub mod ring;
 pub mod sideband;
 pub mod signal;
+pub mod title;
 pub mod uffd;
 
 mod ioctl;

@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use rustix::mm::{self, MapFlags, ProtFlags};
-use undercroft_base::PAGE_BYTES;
+use undercroft_base::{BASE_PAGE_BYTES, PageSize};
 
 /// A mapping of this process, unmapped on drop.
 #[derive(Debug)]
@@ -39,6 +39,8 @@ impl Drop for OwnMapping {
 #[derive(Debug)]
 pub struct SharedMemory {
     fd: OwnedFd,
+    /// Where the mapping begins in the memfd.
+    start: u64,
     map: OwnMapping,
 }
 
@@ -46,7 +48,7 @@ impl SharedMemory {
     /// A new memfd of `len` bytes (rounded up to pages), all zero, closed on exec.
     pub fn create(name: &str, len: usize) -> io::Result<SharedMemory> {
         let fd = rustix::fs::memfd_create(name, rustix::fs::MemfdFlags::CLOEXEC)?;
-        rustix::fs::ftruncate(&fd, len.next_multiple_of(PAGE_BYTES) as u64)?;
+        rustix::fs::ftruncate(&fd, len.next_multiple_of(BASE_PAGE_BYTES) as u64)?;
         SharedMemory::from_fd(fd)
     }
 
@@ -56,7 +58,7 @@ impl SharedMemory {
         use rustix::fs::{MemfdFlags, SealFlags};
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let fd = rustix::fs::memfd_create(name, flags)?;
-        rustix::fs::ftruncate(&fd, len.next_multiple_of(PAGE_BYTES) as u64)?;
+        rustix::fs::ftruncate(&fd, len.next_multiple_of(BASE_PAGE_BYTES) as u64)?;
         rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         SharedMemory::from_fd(fd)
     }
@@ -77,15 +79,31 @@ impl SharedMemory {
 
     /// Maps the first `len` bytes of `fd`.
     pub(crate) fn of_length(fd: OwnedFd, len: usize) -> io::Result<SharedMemory> {
+        SharedMemory::of_part(fd, 0, len)
+    }
+
+    fn of_part(fd: OwnedFd, from: u64, len: usize) -> io::Result<SharedMemory> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::SHARED | MapFlags::NORESERVE;
         // SAFETY: a fresh mapping at an address the kernel chooses; it overlaps nothing.
-        let start = unsafe { mm::mmap(std::ptr::null_mut(), len, prot, flags, &fd, 0) }?;
+        let start = unsafe { mm::mmap(std::ptr::null_mut(), len, prot, flags, &fd, from) }?;
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(SharedMemory {
             fd,
+            start: from,
             map: OwnMapping { start, len },
         })
+    }
+
+    /// Maps the memory again, in parts of `len` bytes, a multiple of the page size. The last part
+    /// may be shorter.
+    pub fn parts(&self, len: usize) -> io::Result<Vec<SharedMemory>> {
+        let part = |from: usize| {
+            let fd = self.fd.try_clone()?;
+            let len = len.min(self.map.len - from);
+            SharedMemory::of_part(fd, self.start + from as u64, len)
+        };
+        (0..self.map.len).step_by(len).map(part).collect()
     }
 
     /// Length in bytes.
@@ -146,12 +164,13 @@ impl SharedMemory {
         Ok(rustix::fs::fallocate(
             &self.fd,
             flags,
-            offset as u64,
+            self.start + offset as u64,
             len as u64,
         )?)
     }
 
-    /// Behind this offset, nothing was ever written, or it was freed: it reads as zeros.
+    /// Behind this offset of the memfd, nothing was ever written, or it was freed: it reads as
+    /// zeros.
     pub fn data_end(&self) -> io::Result<u64> {
         use rustix::fs::SeekFrom;
         let (mut at, mut end) = (0, 0);
@@ -177,24 +196,28 @@ impl AsFd for SharedMemory {
 
 /// Private, page-aligned memory, touched in advance: buffers of the fault path and of O_DIRECT.
 #[derive(Debug)]
-pub struct PageBuf(OwnMapping);
+pub struct PageBuf {
+    map: OwnMapping,
+    page: PageSize,
+}
 
 impl PageBuf {
-    /// `pages` zeroed pages, already in memory.
-    pub fn new(pages: usize) -> io::Result<PageBuf> {
-        let len = pages.max(1) * PAGE_BYTES;
+    /// `pages` zeroed pages of this size, already in memory.
+    pub fn new(pages: usize, page: PageSize) -> io::Result<PageBuf> {
+        let len = pages.max(1) * page.bytes();
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::POPULATE;
         // SAFETY: a fresh anonymous mapping at an address the kernel chooses; it overlaps nothing.
         let start = unsafe { mm::mmap_anonymous(std::ptr::null_mut(), len, prot, flags) }?;
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(PageBuf(OwnMapping { start, len }))
+        let map = OwnMapping { start, len };
+        Ok(PageBuf { map, page })
     }
 
     /// `pages` zero pages that are all the kernel's one zero page, so reading them stays in the
     /// first-level cache. The type allows no writing: it gives out shared slices only.
     pub fn zeros(pages: usize) -> io::Result<ZeroPages> {
-        let len = pages.max(1) * PAGE_BYTES;
+        let len = pages.max(1) * BASE_PAGE_BYTES;
         let flags = MapFlags::PRIVATE | MapFlags::POPULATE;
         // SAFETY: a fresh anonymous read-only mapping at an address the kernel chooses; it overlaps
         // nothing.
@@ -206,19 +229,25 @@ impl PageBuf {
 
     /// The address of byte `offset`, for the kernel to read or write. Not derived from a reference.
     pub(crate) fn address(&self, offset: usize) -> *mut u8 {
-        assert!(offset < self.0.len);
+        assert!(offset < self.map.len);
         // SAFETY: inside the mapping (asserted).
-        unsafe { self.0.start.as_ptr().add(offset) }
+        unsafe { self.map.start.as_ptr().add(offset) }
+    }
+
+    /// Size of its pages.
+    pub fn page_size(&self) -> PageSize {
+        self.page
     }
 
     /// Page `index` of the buffer.
     pub fn page(&self, index: usize) -> &[u8] {
-        &self[index * PAGE_BYTES..(index + 1) * PAGE_BYTES]
+        &self[index * self.page.bytes()..][..self.page.bytes()]
     }
 
     /// Page `index` of the buffer, to write.
     pub fn page_mut(&mut self, index: usize) -> &mut [u8] {
-        &mut self[index * PAGE_BYTES..(index + 1) * PAGE_BYTES]
+        let bytes = self.page.bytes();
+        &mut self[index * bytes..][..bytes]
     }
 }
 
@@ -241,14 +270,14 @@ impl Deref for PageBuf {
     fn deref(&self) -> &[u8] {
         // SAFETY: the mapping is private to this value, initialised (zero) memory, and borrowed
         // with `self`.
-        unsafe { std::slice::from_raw_parts(self.0.start.as_ptr(), self.0.len) }
+        unsafe { std::slice::from_raw_parts(self.map.start.as_ptr(), self.map.len) }
     }
 }
 
 impl DerefMut for PageBuf {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, and `&mut self` makes the borrow exclusive.
-        unsafe { std::slice::from_raw_parts_mut(self.0.start.as_ptr(), self.0.len) }
+        unsafe { std::slice::from_raw_parts_mut(self.map.start.as_ptr(), self.map.len) }
     }
 }
 
@@ -259,27 +288,27 @@ mod tests {
 
     #[test]
     fn shared_memory_is_seen_through_a_second_mapping_and_punches_to_zero() {
-        let memory = SharedMemory::create("test", 8 * PAGE_BYTES).unwrap();
+        let memory = SharedMemory::create("test", 8 * BASE_PAGE_BYTES).unwrap();
         let again = SharedMemory::from_fd(memory.as_fd().try_clone_to_owned().unwrap()).unwrap();
-        memory.bytes_in(PAGE_BYTES, &[7; 100]);
+        memory.bytes_in(BASE_PAGE_BYTES, &[7; 100]);
         memory.words()[0].store(42, Ordering::Relaxed);
         let mut out = [0; 100];
-        again.bytes_out(PAGE_BYTES, &mut out);
+        again.bytes_out(BASE_PAGE_BYTES, &mut out);
         assert_eq!(
             (out, again.words()[0].load(Ordering::Relaxed)),
             ([7; 100], 42)
         );
-        again.punch(PAGE_BYTES, PAGE_BYTES).unwrap();
-        memory.bytes_out(PAGE_BYTES, &mut out);
+        again.punch(BASE_PAGE_BYTES, BASE_PAGE_BYTES).unwrap();
+        memory.bytes_out(BASE_PAGE_BYTES, &mut out);
         assert_eq!(out, [0; 100]);
-        assert!(memory.allocated().unwrap() <= 2 * PAGE_BYTES as u64);
+        assert!(memory.allocated().unwrap() <= 2 * BASE_PAGE_BYTES as u64);
     }
 
     #[test]
     fn sealed_memory_keeps_its_size_whoever_has_it() {
-        let memory = SharedMemory::create_sealed("test", PAGE_BYTES).unwrap();
+        let memory = SharedMemory::create_sealed("test", BASE_PAGE_BYTES).unwrap();
         let given = memory.as_fd().try_clone_to_owned().unwrap();
-        for size in [0, 1, 2 * PAGE_BYTES as u64] {
+        for size in [0, 1, 2 * BASE_PAGE_BYTES as u64] {
             assert!(rustix::fs::ftruncate(&given, size).is_err(), "{size}");
         }
         let more = rustix::fs::SealFlags::WRITE;
@@ -290,8 +319,8 @@ mod tests {
     #[test]
     #[should_panic(expected = "outside")]
     fn shared_memory_access_beyond_the_end_panics() {
-        SharedMemory::create("test", PAGE_BYTES)
+        SharedMemory::create("test", BASE_PAGE_BYTES)
             .unwrap()
-            .bytes_in(PAGE_BYTES - 1, &[1, 2]);
+            .bytes_in(BASE_PAGE_BYTES - 1, &[1, 2]);
     }
 }

@@ -42,13 +42,15 @@ const COVERING_OR_NEXT: u64 = 1 << 4;
 /// Names of anonymous mappings are shorter (`[anon:` and 80 bytes).
 const NAME_BYTES: usize = 128;
 
-/// One mapping of a process, as `/proc` shows it, with what decides whether it can be managed.
+/// A mapping of a process, as `/proc` shows it, with what decides whether it can be managed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mapping {
     /// Its pages: the whole mapping.
     pub range: VirtRange,
     /// Private anonymous memory: [`Vma::is_private_anonymous`].
     pub private_anonymous: bool,
+    /// The program may write there now. The kernel moves no page of another mapping.
+    pub writable: bool,
 }
 
 /// An open `/proc/PID/maps`. It belongs to the address space that it was opened on.
@@ -138,6 +140,7 @@ impl Mapping {
         Mapping {
             range: vma.range,
             private_anonymous: vma.is_private_anonymous(),
+            writable: vma.write,
         }
     }
 }

@@ -41,7 +41,7 @@ impl MappedFile {
     ///
     /// Errors: the kernel's. Panics if `len` is 0 or not whole pages.
     pub fn new(file: File, len: usize) -> io::Result<MappedFile> {
-        assert!(len > 0 && len.is_multiple_of(undercroft_base::PAGE_BYTES));
+        assert!(len > 0 && len.is_multiple_of(undercroft_base::BASE_PAGE_BYTES));
         guard::install()?;
         let sync = libc::MAP_SHARED_VALIDATE | libc::MAP_SYNC;
         let (start, mapped_as) = match map(&file, len, sync) {
@@ -55,7 +55,7 @@ impl MappedFile {
         })
     }
 
-    /// What is mapped.
+    /// The mapped file.
     pub fn file(&self) -> &File {
         &self.file
     }
@@ -106,7 +106,7 @@ impl MappedFile {
         unsafe { guard::store(dst, src.as_ptr(), src.len()) }
     }
 
-    /// What was stored before is seen before what is written after.
+    /// Orders stores: those before are seen before those after.
     pub fn fence(&self) {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: orders stores; needs SSE, which every x86-64 has.
@@ -264,29 +264,29 @@ mod guard {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use undercroft_base::PAGE_BYTES;
+    use undercroft_base::BASE_PAGE_BYTES;
 
     fn file(pages: usize) -> MappedFile {
         let file = tempfile::tempfile().unwrap();
-        file.set_len((pages * PAGE_BYTES) as u64).unwrap();
-        MappedFile::new(file, pages * PAGE_BYTES).unwrap()
+        file.set_len((pages * BASE_PAGE_BYTES) as u64).unwrap();
+        MappedFile::new(file, pages * BASE_PAGE_BYTES).unwrap()
     }
 
     #[test]
     fn mapped_bytes_come_back_and_are_the_files() {
         let mapped = file(4);
-        let bytes: Vec<u8> = (0..PAGE_BYTES).map(|at| (at % 251) as u8).collect();
-        mapped.store(2 * PAGE_BYTES, &bytes).unwrap();
+        let bytes: Vec<u8> = (0..BASE_PAGE_BYTES).map(|at| (at % 251) as u8).collect();
+        mapped.store(2 * BASE_PAGE_BYTES, &bytes).unwrap();
         mapped.fence();
-        let mut back = vec![0; PAGE_BYTES];
-        mapped.load(2 * PAGE_BYTES, &mut back).unwrap();
+        let mut back = vec![0; BASE_PAGE_BYTES];
+        mapped.load(2 * BASE_PAGE_BYTES, &mut back).unwrap();
         assert_eq!(back, bytes);
         use std::os::unix::fs::FileExt;
-        let mut read = vec![0; PAGE_BYTES];
-        let at = 2 * PAGE_BYTES as u64;
+        let mut read = vec![0; BASE_PAGE_BYTES];
+        let at = 2 * BASE_PAGE_BYTES as u64;
         mapped.file().read_exact_at(&mut read, at).unwrap();
         assert_eq!(read, bytes);
-        mapped.load(3 * PAGE_BYTES, &mut back).unwrap();
+        mapped.load(3 * BASE_PAGE_BYTES, &mut back).unwrap();
         assert!(back.iter().all(|byte| *byte == 0));
     }
 
@@ -295,28 +295,31 @@ mod tests {
     #[test]
     fn pages_of_a_file_that_was_cut_short_are_errors() {
         let mapped = file(8);
-        let page = [7; PAGE_BYTES];
-        (0..8).for_each(|at| mapped.store(at * PAGE_BYTES, &page).unwrap());
-        mapped.file().set_len(4 * PAGE_BYTES as u64).unwrap();
+        let page = [7; BASE_PAGE_BYTES];
+        (0..8).for_each(|at| mapped.store(at * BASE_PAGE_BYTES, &page).unwrap());
+        mapped.file().set_len(4 * BASE_PAGE_BYTES as u64).unwrap();
         std::thread::scope(|scope| {
             for _ in 0..3 {
                 scope.spawn(|| {
                     for _ in 0..100 {
-                        let mut back = [0; PAGE_BYTES];
-                        let gone = mapped.load(5 * PAGE_BYTES, &mut back);
+                        let mut back = [0; BASE_PAGE_BYTES];
+                        let gone = mapped.load(5 * BASE_PAGE_BYTES, &mut back);
                         assert_eq!(gone, Err(Unreachable));
-                        assert_eq!(mapped.store(7 * PAGE_BYTES, &page), Err(Unreachable));
+                        assert_eq!(mapped.store(7 * BASE_PAGE_BYTES, &page), Err(Unreachable));
                         // Half of it is there.
-                        let mut both = [0; 2 * PAGE_BYTES];
-                        assert_eq!(mapped.load(3 * PAGE_BYTES, &mut both), Err(Unreachable));
-                        mapped.load(3 * PAGE_BYTES, &mut back).unwrap();
+                        let mut both = [0; 2 * BASE_PAGE_BYTES];
+                        assert_eq!(
+                            mapped.load(3 * BASE_PAGE_BYTES, &mut both),
+                            Err(Unreachable)
+                        );
+                        mapped.load(3 * BASE_PAGE_BYTES, &mut back).unwrap();
                         assert_eq!(back, page);
                     }
                 });
             }
         });
-        mapped.file().set_len(8 * PAGE_BYTES as u64).unwrap();
-        mapped.store(7 * PAGE_BYTES, &page).unwrap();
+        mapped.file().set_len(8 * BASE_PAGE_BYTES as u64).unwrap();
+        mapped.store(7 * BASE_PAGE_BYTES, &page).unwrap();
     }
 
     /// Another SIGBUS still ends the process. Run in a process of its own.
@@ -348,6 +351,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "outside")]
     fn access_beyond_the_end_panics() {
-        file(1).store(PAGE_BYTES, &[0; 64]).unwrap();
+        file(1).store(BASE_PAGE_BYTES, &[0; 64]).unwrap();
     }
 }

@@ -14,15 +14,13 @@ use crate::ioctl;
 pub struct Category(pub u64);
 
 impl Category {
-    /// Async write-protection is possible.
-    pub const WPALLOWED: Category = Category(1);
     /// Written since it was protected.
     pub const WRITTEN: Category = Category(1 << 1);
     /// File-backed or shared.
     pub const FILE: Category = Category(1 << 2);
     /// In memory.
     pub const PRESENT: Category = Category(1 << 3);
-    /// In the kernel's swap.
+    /// In the kernel's swap, on the way between two frames, or a mark ([`PageIs`] tells which).
     pub const SWAPPED: Category = Category(1 << 4);
     /// The shared zero page.
     pub const PFNZERO: Category = Category(1 << 5);
@@ -61,19 +59,36 @@ struct Region {
 
 const PAGEMAP_SCAN: u64 = ioctl::read_write::<ScanArg>('f' as u32, 16);
 
-/// One word of `/proc/PID/pagemap`.
+/// A word of `/proc/PID/pagemap`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PagemapEntry(u64);
 
+/// Where a page is, as its word of `/proc/PID/pagemap` says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PageIs {
+    /// Nothing is there.
+    Absent,
+    /// In memory.
+    Present,
+    /// In the kernel's swap, or on the way between two frames. Also a [`PageIs::Mark`], if this
+    /// reader may not see which it is.
+    Swapped,
+    /// A guard (`MADV_GUARD_INSTALL`). Linux 6.15 or newer says so.
+    Guard,
+    /// A mark that fails each access: poison, or a guard before Linux 6.15. Only a reader that had
+    /// CAP_SYS_ADMIN when it opened the file sees it.
+    Mark,
+}
+
 impl PagemapEntry {
+    /// The entry of a word.
+    pub const fn of(word: u64) -> PagemapEntry {
+        PagemapEntry(word)
+    }
+
     /// In memory.
     pub fn present(self) -> bool {
         self.0 >> 63 & 1 == 1
-    }
-
-    /// In the kernel's swap.
-    pub fn swapped(self) -> bool {
-        self.0 >> 62 & 1 == 1
     }
 
     /// Write-protected by a userfaultfd.
@@ -84,6 +99,21 @@ impl PagemapEntry {
     /// Mapped by this process only: not shared with a fork relative.
     pub fn exclusive(self) -> bool {
         self.0 >> 56 & 1 == 1
+    }
+
+    /// Where the page is.
+    pub fn place(self) -> PageIs {
+        // Of a page that is not in memory, bits 0 to 4 are the type of its swap entry. The last
+        // type is that of marks (`SWP_PTE_MARKER`).
+        const MARKS: u64 = 31;
+        let swapped = self.0 >> 62 & 1 == 1;
+        match (self.present(), swapped) {
+            (true, _) => PageIs::Present,
+            (false, false) => PageIs::Absent,
+            (false, true) if self.0 >> 58 & 1 == 1 => PageIs::Guard,
+            (false, true) if self.0 & 31 == MARKS => PageIs::Mark,
+            (false, true) => PageIs::Swapped,
+        }
     }
 }
 
@@ -175,6 +205,13 @@ impl Pagemap {
         Ok((count > 0).then(|| VirtPage::of(found.start)))
     }
 
+    /// Where one page is. Absent if its process is gone.
+    pub fn place(&self, page: VirtPage) -> io::Result<PageIs> {
+        let mut word = [0; 8];
+        let mut entries = self.entries(page, &mut word)?;
+        Ok(entries.next().map_or(PageIs::Absent, PagemapEntry::place))
+    }
+
     /// Reads the entries of up to `buffer.len() / 8` pages from `start`; returns how many.
     pub fn entries<'a>(
         &self,
@@ -186,5 +223,26 @@ impl Pagemap {
         Ok(words
             .iter()
             .map(|word| PagemapEntry(u64::from_ne_bytes(*word))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_told_by_the_words_of_linux() {
+        for (word, place) in [
+            (0, PageIs::Absent),
+            (0x8180_0000_0001_fc00, PageIs::Present),
+            // In swap file 0 at page 2: seen by root, and by another user.
+            (0x4000_0000_0000_0040, PageIs::Swapped),
+            (0x4000_0000_0000_0000, PageIs::Swapped),
+            (0x4400_0000_0000_009f, PageIs::Guard),
+            (0x4400_0000_0000_0000, PageIs::Guard),
+            (0x4000_0000_0000_005f, PageIs::Mark),
+        ] {
+            assert_eq!(PagemapEntry::of(word).place(), place, "{word:#x}");
+        }
     }
 }

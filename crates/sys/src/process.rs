@@ -25,18 +25,13 @@ impl PidFd {
         )?))
     }
 
-    /// The thread that has number `tid` now. Linux 6.9 or newer.
-    pub fn open_thread(tid: u32) -> io::Result<PidFd> {
-        let thread = PidfdFlags::from_bits_retain(libc::O_EXCL as u32); // PIDFD_THREAD
-        Ok(PidFd(rustix::process::pidfd_open(pid(tid)?, thread)?))
-    }
-
     /// The process's numbers: here, then in each pid namespace below, down to its own.
     ///
     /// Errors: it has been reaped, or is not in this pid namespace.
     pub fn numbers(&self) -> io::Result<Vec<u32>> {
         let path = format!("/proc/self/fdinfo/{}", self.0.as_raw_fd());
-        let text = std::fs::read_to_string(path)?;
+        let mut room = [0u8; 1024];
+        let text = String::from_utf8_lossy(crate::procfs::beginning_of(&path, &mut room)?);
         let line = text.lines().find_map(|line| line.strip_prefix("NSpid:"));
         let numbers = line.unwrap_or_default().split_ascii_whitespace();
         let numbers: Vec<u32> = numbers.filter_map(|number| number.parse().ok()).collect();
@@ -44,6 +39,11 @@ impl PidFd {
             None | Some(0) => Err(io::ErrorKind::NotFound.into()),
             Some(_) => Ok(numbers),
         }
+    }
+
+    /// True if it is in a pid namespace below ours, where it has another number.
+    pub fn is_below(&self) -> bool {
+        self.numbers().is_ok_and(|numbers| numbers.len() > 1)
     }
 
     /// Kills it.
@@ -103,6 +103,34 @@ pub fn is_running(id: u32) -> bool {
     match PidFd::open(id) {
         Ok(process) => !process.has_exited(),
         Err(error) => error.raw_os_error() != Some(libc::ESRCH),
+    }
+}
+
+/// A child of this process that has ended and is not reaped. It stays so.
+pub fn ended_child() -> Option<u32> {
+    // SAFETY: an all-zero siginfo_t is valid.
+    let mut ended: libc::siginfo_t = unsafe { std::mem::zeroed() };
+    let options = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+    // SAFETY: `ended` is live and written only.
+    let found = unsafe { libc::waitid(libc::P_ALL, 0, &mut ended, options) };
+    if found != 0 {
+        return None;
+    }
+    // SAFETY: the kernel has filled it, or left it zero; both are what waitid(2) fills in.
+    let id = unsafe { ended.si_pid() };
+    u32::try_from(id).ok().filter(|&id| id != 0)
+}
+
+/// Whether two processes have one address space now.
+///
+/// Errors: one of them is gone, this process may not trace both, or the kernel was built without
+/// kcmp(2).
+pub fn share_memory(one: u32, other: u32) -> io::Result<bool> {
+    const KCMP_VM: usize = 1;
+    // SAFETY: takes numbers only.
+    match unsafe { libc::syscall(libc::SYS_kcmp, one, other, KCMP_VM, 0, 0) } {
+        -1 => Err(io::Error::last_os_error()),
+        order => Ok(order == 0),
     }
 }
 
@@ -348,6 +376,45 @@ pub fn close_standard_streams() {
         // SAFETY: takes a number; nothing here owns these three.
         unsafe { libc::close(number) };
     }
+}
+
+/// Forks. Returns the child's id, and `None` in the child.
+///
+/// Call it while the process has one thread: the child is a copy of that thread, and of the heap
+/// and the locks.
+pub fn fork() -> io::Result<Option<u32>> {
+    // SAFETY: the caller's process has one thread (above), so no thread holds a lock of the copy.
+    match unsafe { libc::fork() } {
+        -1 => Err(io::Error::last_os_error()),
+        0 => Ok(None),
+        id => Ok(Some(id as u32)),
+    }
+}
+
+/// Waits for the end of a child. `None`: it is none of ours.
+pub fn wait_for(id: u32) -> Option<std::process::ExitStatus> {
+    use std::os::unix::process::ExitStatusExt;
+    let pid = pid(id).ok()?;
+    loop {
+        match rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty()) {
+            Ok(Some((_, status))) => {
+                return Some(std::process::ExitStatus::from_raw(status.as_raw()));
+            }
+            Err(rustix::io::Errno::INTR) => {}
+            _ => return None,
+        }
+    }
+}
+
+/// Moves this process to a process group of its session; 0: to one of its own.
+pub fn move_to_group(group: u32) -> io::Result<()> {
+    Ok(rustix::process::setpgid(None, Pid::from_raw(group as i32))?)
+}
+
+/// Begins a session without a terminal. Errors: the process leads a process group.
+pub fn begin_session() -> io::Result<()> {
+    rustix::process::setsid()?;
+    Ok(())
 }
 
 /// Forks a process that does nothing until it is killed; it dies with the caller's thread. Its

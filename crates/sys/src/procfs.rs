@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::time::Duration;
 
+use rustix::fs::{Mode, OFlags};
 use undercroft_base::{Bytes, PageCount, VirtRange};
 
 /// Physical memory of this machine. `None` if `/proc/meminfo` does not say.
@@ -31,14 +32,18 @@ pub(crate) fn read_text(file: &mut impl Read, text: &mut String) -> io::Result<(
     Ok(())
 }
 
+/// Room for the text of most files. An empty buffer grows from 32 bytes on, with a read for each
+/// size.
+const TEXT_BYTES: usize = 16 << 10;
+
 /// The text of a file of /proc.
 pub(crate) fn text_of(path: &str) -> io::Result<String> {
-    let mut text = String::new();
+    let mut text = String::with_capacity(TEXT_BYTES);
     read_text(&mut File::open(path)?, &mut text)?;
     Ok(text)
 }
 
-/// One line of `/proc/PID/maps`.
+/// A line of `/proc/PID/maps`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Vma<'a> {
     /// Its pages.
@@ -108,8 +113,6 @@ impl AsFd for ThreadStatus {
 pub struct Status {
     /// State letter: `T` stopped, `Z` ended.
     pub state: char,
-    /// How many seccomp filters it has.
-    pub filters: u32,
 }
 
 impl ThreadStatus {
@@ -133,12 +136,18 @@ impl Status {
     pub(crate) fn parse(text: &str) -> Option<Status> {
         // The name may contain anything except a line's end.
         let value = |key: &str| text.lines().find_map(|line| line.strip_prefix(key));
-        let filters = value("Seccomp_filters:").and_then(|rest| rest.trim().parse().ok());
         Some(Status {
             state: value("State:")?.trim_start().chars().next()?,
-            filters: filters.unwrap_or(0),
         })
     }
+}
+
+/// True while the kernel writes the core of process `pid`.
+pub fn is_dumping_core(pid: u32) -> bool {
+    let text = text_of(&format!("/proc/{pid}/status")).unwrap_or_default();
+    text.lines()
+        .filter_map(|line| line.strip_prefix("CoreDumping:"))
+        .any(|value| value.trim() == "1")
 }
 
 /// True when `tid` is a thread of process `pid`.
@@ -177,6 +186,17 @@ impl Tasks {
     /// count. Cost: one fstat(2).
     pub fn count(&self) -> io::Result<u64> {
         Ok(self.0.metadata()?.nlink().saturating_sub(2)) // `.` and `..`
+    }
+
+    /// The children of thread `tid`. Errors: it has ended, or the kernel was built without this
+    /// list. Cost: some 3 us and the children.
+    pub fn children(&self, tid: u32) -> io::Result<Vec<u32>> {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(&self.0, format!("{tid}/children"), flags, Mode::empty())?;
+        let mut text = String::new();
+        read_text(&mut File::from(file), &mut text)?;
+        let numbers = text.split_ascii_whitespace();
+        Ok(numbers.filter_map(|id| id.parse().ok()).collect())
     }
 }
 
@@ -270,12 +290,7 @@ pub fn children(pid: u32) -> Vec<u32> {
 
 /// The CPU that a thread last ran on, from field 39 of its `stat`. About 10 us.
 pub fn thread_cpu(tid: u32) -> Option<usize> {
-    let mut buffer = [0u8; 1024];
-    let got = File::open(format!("/proc/{tid}/stat"))
-        .ok()?
-        .read(&mut buffer)
-        .ok()?;
-    stat_field(&buffer[..got], 39)?.parse().ok()
+    ThreadStat::open(tid).ok()?.read().map(|(_, cpu)| cpu)
 }
 
 /// The name of a thread, at most 15 bytes. `None`: it has ended.
@@ -284,14 +299,16 @@ pub fn thread_name(tid: u32) -> Option<String> {
     Some(name.trim_end().to_owned())
 }
 
-/// An open `/proc/TID/stat`. It stays with that thread, even if another gets its number.
+/// An open `/proc/TID/task/TID/stat`: in `/proc/TID/stat` the kernel adds up all threads of the
+/// process. It stays with that thread, even if another gets its number.
 #[derive(Debug)]
 pub struct ThreadStat(File);
 
 impl ThreadStat {
     /// Errors: there is no thread `tid`.
     pub fn open(tid: u32) -> io::Result<ThreadStat> {
-        Ok(ThreadStat(File::open(format!("/proc/{tid}/stat"))?))
+        let path = format!("/proc/{tid}/task/{tid}/stat");
+        Ok(ThreadStat(File::open(path)?))
     }
 
     /// Its state letter (`R`: it runs, or could run), and the CPU that it runs on or waits for.
@@ -363,9 +380,35 @@ pub fn process_state(pid: u32) -> Option<char> {
     stat_field(&text, 3)?.chars().next()
 }
 
+/// How a process has ended, as wait(2) gives it, of one that its parent has not waited for; or its
+/// first thread, of one with others. `None`: it runs, is gone, or may not be looked at.
+pub fn exit_status(pid: u32) -> Option<i32> {
+    let text = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
+    let has_ended = stat_field(&text, 3)? == "Z";
+    let status = stat_field(&text, 52)?.parse().ok()?;
+    has_ended.then_some(status)
+}
+
 /// True if a process is stopped, by job control or in the hands of a debugger.
 pub fn is_stopped(pid: u32) -> bool {
     matches!(process_state(pid), Some('T' | 't'))
+}
+
+/// True if a process is about to end: it has a SIGKILL that it has not seen, or is in its exit.
+pub fn is_ending(pid: u32) -> bool {
+    const KILL: u64 = 1 << 8;
+    const EXITING: u64 = 4;
+    let stat = std::fs::read(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let flags: Option<u64> = stat_field(&stat, 9).and_then(|flags| flags.parse().ok());
+    let status = text_of(&format!("/proc/{pid}/status")).unwrap_or_default();
+    let pending = status.lines().filter_map(|line| {
+        let set = line
+            .strip_prefix("SigPnd:")
+            .or_else(|| line.strip_prefix("ShdPnd:"))?;
+        u64::from_str_radix(set.trim(), 16).ok()
+    });
+    flags.is_some_and(|flags| flags & EXITING != 0)
+        || pending.fold(0, |all, set| all | set) & KILL != 0
 }
 
 /// User and system time of a process, in clock ticks.
@@ -378,7 +421,7 @@ pub fn cpu_ticks(pid: u32) -> Option<u64> {
 
 /// User and system time that one thread has used: exact to a tick.
 pub fn thread_time(tid: u32) -> Option<Duration> {
-    // Not `/proc/TID/stat`, which adds up all threads of the process.
+    // See `ThreadStat`.
     let text = std::fs::read(format!("/proc/{tid}/task/{tid}/stat")).ok()?;
     let user: u64 = stat_field(&text, 14)?.parse().ok()?;
     let system: u64 = stat_field(&text, 15)?.parse().ok()?;
@@ -395,12 +438,35 @@ pub(crate) fn stat_field(stat: &[u8], number: usize) -> Option<&str> {
 
 /// A number from `/proc/PID/status`: `VmLck`, `VmPin` (kB), `Threads`, `PPid`.
 pub fn status_number(pid: u32, key: &str) -> Option<u64> {
-    let text = text_of(&format!("/proc/{pid}/status")).ok()?;
-    let line = status_line(&text, key)?;
-    line.split_ascii_whitespace().next()?.parse().ok()
+    let path = format!("/proc/{pid}/status");
+    let mut room = [0u8; STATUS_ROOM];
+    let begin = beginning_of(&path, &mut room).ok()?;
+    let number = |text: &str| {
+        status_line(text, key)?
+            .split_ascii_whitespace()
+            .next()?
+            .parse()
+            .ok()
+    };
+    match number(&String::from_utf8_lossy(begin)) {
+        // A long list of groups comes before some keys.
+        None if begin.len() == STATUS_ROOM => number(&text_of(&path).ok()?),
+        found => found,
+    }
 }
 
-/// What a status text says behind `key:`.
+/// `/proc/PID/status` is shorter, unless the process has hundreds of groups.
+const STATUS_ROOM: usize = 4096;
+
+/// The beginning of a file of /proc, as much as there is room for, by one read.
+pub(crate) fn beginning_of<'a>(path: &str, room: &'a mut [u8]) -> io::Result<&'a [u8]> {
+    let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC;
+    let file = rustix::fs::open(path, flags, rustix::fs::Mode::empty())?;
+    let got = rustix::io::read(&file, &mut *room)?;
+    Ok(&room[..got])
+}
+
+/// The text behind `key:` in a status text.
 pub(crate) fn status_line<'a>(text: &'a str, key: &str) -> Option<&'a str> {
     text.lines()
         .find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))
@@ -458,6 +524,19 @@ mod tests {
     }
 
     #[test]
+    fn a_killed_process_is_ending_and_others_are_not() {
+        let mut child = std::process::Command::new("sleep")
+            .arg("60")
+            .spawn()
+            .unwrap();
+        assert!(!is_ending(child.id()) && !is_ending(std::process::id()));
+        child.kill().unwrap();
+        assert!(is_ending(child.id()), "at once, and until it is waited for");
+        child.wait().unwrap();
+        assert!(!is_ending(child.id()), "it is gone");
+    }
+
+    #[test]
     fn stat_fields_are_found_behind_odd_command_names() {
         let stat = b"7 (a) b) c) S 1 7 7 0 -1 4194560 97 0 0 0 12 34 0 0";
         assert_eq!(stat_field(stat, 3), Some("S"));
@@ -484,10 +563,14 @@ mod tests {
             assert_eq!(running_of(text), running, "{text}");
         }
         let this = crate::process::thread_id();
-        let before = RunTime::open(this).unwrap().read().unwrap();
+        let before = RunTime::open(this).unwrap();
+        // The kernel counts at its next look at this thread.
+        std::thread::sleep(Duration::from_millis(5));
+        let before = before.read().unwrap();
         let ran = crate::process::thread_run_time(this).unwrap();
         assert!(ran >= before && ran < Duration::from_secs(60));
         assert!(status_number(pid, "Threads").unwrap() >= 1);
+        assert_eq!(status_number(pid, "NoSuchKey"), None);
         assert!(thread_ids(pid).unwrap().contains(&pid));
     }
 }

@@ -1,16 +1,17 @@
-//! What a process gives up for good: a new program, new processes, other users, mounts, modules,
-//! debugging, sockets of its own. An attacker who takes it over gets no more than its open
-//! descriptors.
+//! Rights that a process gives up for good: a new program, new processes, other users, mounts,
+//! modules, debugging, sockets of its own, descriptors of other processes, new io_urings. An
+//! attacker who takes it over gets no more than its open descriptors.
 
 use std::collections::BTreeMap;
 use std::io;
 
 use seccompiler::{
     SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
+    sock_filter,
 };
 
 /// Refused with `EPERM`.
-const REFUSED: [libc::c_long; 47] = [
+const REFUSED: [libc::c_long; 50] = [
     libc::SYS_acct,
     libc::SYS_add_key,
     libc::SYS_capset,
@@ -25,6 +26,10 @@ const REFUSED: [libc::c_long; 47] = [
     libc::SYS_fsmount,
     libc::SYS_fsopen,
     libc::SYS_init_module,
+    // A ring carries out calls that no filter sees. Those that exist do nothing of the kind
+    // (`crate::ring`), and stay as they are.
+    libc::SYS_io_uring_register,
+    libc::SYS_io_uring_setup,
     libc::SYS_ioperm,
     libc::SYS_iopl,
     libc::SYS_kexec_file_load,
@@ -36,6 +41,7 @@ const REFUSED: [libc::c_long; 47] = [
     libc::SYS_open_by_handle_at,
     libc::SYS_open_tree,
     libc::SYS_personality,
+    libc::SYS_pidfd_getfd,
     libc::SYS_pivot_root,
     libc::SYS_process_vm_writev,
     libc::SYS_ptrace,
@@ -63,9 +69,9 @@ const REFUSED: [libc::c_long; 47] = [
 /// Whether a process may still make connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Network {
-    /// It makes no sockets.
+    /// The process makes no sockets.
     None,
-    /// It makes sockets of the Internet families only, and connects them.
+    /// The process makes sockets of the Internet families only, and connects them.
     Internet,
 }
 
@@ -109,6 +115,8 @@ pub fn give_up_rights(network: Network) -> io::Result<()> {
         seccompiler::apply_filter(&program).map_err(|e| wrong(&e))
     };
     refuse(refused, libc::EPERM)?;
+    #[cfg(target_arch = "x86_64")]
+    seccompiler::apply_filter(&no_x32()).map_err(|e| wrong(&e))?;
     // Its flags are in memory, which a filter cannot read. The C library then calls clone.
     refuse(
         BTreeMap::from([(libc::SYS_clone3, Vec::new())]),
@@ -116,9 +124,66 @@ pub fn give_up_rights(network: Network) -> io::Result<()> {
     )
 }
 
+/// Refuses the numbers of the x32 ABI: the same calls under numbers of their own, which the other
+/// filters do not list. The kernel gives them the architecture of the usual ones.
+#[cfg(target_arch = "x86_64")]
+fn no_x32() -> [sock_filter; 4] {
+    const X32: u32 = 0x4000_0000;
+    let refuse = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
+    let [load, at_least, answer] = [
+        libc::BPF_LD | libc::BPF_W | libc::BPF_ABS,
+        libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K,
+        libc::BPF_RET | libc::BPF_K,
+    ];
+    let step = |code: u32, jf: u8, k: u32| sock_filter {
+        code: code as u16,
+        jt: 0,
+        jf,
+        k,
+    };
+    [
+        step(load, 0, 0), // the number is the first word of what a filter sees
+        step(at_least, 1, X32),
+        step(answer, 0, refuse),
+        step(answer, 0, libc::SECCOMP_RET_ALLOW),
+    ]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The errno of a system call that takes no memory.
+    fn errno(number: libc::c_long) -> Option<i32> {
+        // SAFETY: the numbers of the test below, all of which are refused or take numbers only.
+        let result = unsafe { libc::syscall(number, -1, -1, 0, 0) };
+        (result < 0).then(|| io::Error::last_os_error().raw_os_error().unwrap_or(0))
+    }
+
+    /// Calls that a filter which lists the usual numbers alone would let pass.
+    #[test]
+    fn no_way_around_the_list_is_open() {
+        const X32_SOCKET: libc::c_long = 0x4000_0000 + 41;
+        const X32_PTRACE: libc::c_long = 0x4000_0000 + 521;
+        let open = [libc::SYS_pidfd_getfd, libc::SYS_io_uring_register];
+        let before = open.map(errno);
+        assert!(!before.contains(&Some(libc::EPERM)), "{before:?}");
+        let tested = std::thread::spawn(|| {
+            give_up_rights(Network::Internet).expect("seccomp");
+            let refused = [
+                X32_SOCKET,
+                X32_PTRACE,
+                0x4000_0000,
+                libc::SYS_pidfd_getfd,
+                libc::SYS_io_uring_setup,
+                libc::SYS_io_uring_register,
+            ];
+            (refused.map(errno), errno(libc::SYS_getpid))
+        });
+        let (refused, getpid) = tested.join().expect("the thread");
+        assert_eq!(refused, [Some(libc::EPERM); 6]);
+        assert_eq!(getpid, None);
+    }
 
     /// In a thread of its own: the filter is that thread's, and stays.
     #[test]

@@ -53,7 +53,7 @@ fn set_disposition(number: i32, disposition: libc::sighandler_t) {
     unsafe { libc::signal(number, disposition) };
 }
 
-/// One signal that arrived.
+/// A signal that arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Received {
     /// Signal number.
@@ -71,6 +71,34 @@ impl Received {
             number,
             sender,
             value: None,
+        }
+    }
+}
+
+impl Received {
+    /// Size of [`Received::bytes`].
+    pub const BYTES: usize = 24;
+
+    /// For another process of this program.
+    pub fn bytes(&self) -> [u8; Received::BYTES] {
+        let mut bytes = [0; Received::BYTES];
+        let has = [self.sender.is_some(), self.value.is_some()];
+        bytes[..4].copy_from_slice(&self.number.to_ne_bytes());
+        bytes[4..8].copy_from_slice(&self.sender.unwrap_or(0).to_ne_bytes());
+        bytes[8..16].copy_from_slice(&self.value.unwrap_or(0).to_ne_bytes());
+        bytes[16..18].copy_from_slice(&has.map(u8::from));
+        bytes
+    }
+
+    /// The signal of [`Received::bytes`].
+    pub fn of_bytes(bytes: &[u8; Received::BYTES]) -> Received {
+        let word = |at: usize| [bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]];
+        let value = [word(8), word(12)].concat();
+        let value = <[u8; 8]>::try_from(value).map_or(0, usize::from_ne_bytes);
+        Received {
+            number: i32::from_ne_bytes(word(0)),
+            sender: (bytes[16] != 0).then_some(u32::from_ne_bytes(word(4))),
+            value: (bytes[17] != 0).then_some(value),
         }
     }
 }
@@ -247,8 +275,8 @@ fn send_self(number: i32) {
 mod tests {
     use super::*;
 
-    /// One test, because the mask and the dispositions belong to the whole process. Threads of the
-    /// test harness do not matter: signals are sent to this thread alone.
+    /// All in a single test, because the mask and the dispositions belong to the whole process.
+    /// Threads of the test harness do not matter: signals are sent to this thread alone.
     #[test]
     fn signals_arrive_with_their_sender_and_go_back_as_they_were() {
         let signals = Signals::take().expect("a signalfd");
@@ -262,6 +290,14 @@ mod tests {
             "what a process sends has a sender"
         );
         assert_eq!(signals.next(), None);
+        let queued = Received {
+            number: 40,
+            sender: None,
+            value: Some(usize::MAX - 7),
+        };
+        for signal in [queued, Received::new(SIGTERM, Some(0))] {
+            assert_eq!(Received::of_bytes(&signal.bytes()), signal);
+        }
         let mut shell = Command::new("grep");
         shell.args(["-E", "SigBlk|SigIgn", "/proc/self/status"]);
         signals.put_back_in(&mut shell);

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use undercroft_base::{PAGE_BYTES, ThreadId, VirtPage, VirtRange};
+use undercroft_base::{BASE_PAGE_BYTES, ThreadId, VirtPage, VirtRange};
 
 use crate::ioctl;
 use crate::mapping::SharedMemory;
@@ -72,7 +72,7 @@ impl Features {
     }
 }
 
-/// What a registration tracks.
+/// Kinds of fault that a registration tracks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegisterMode {
     /// Missing pages fault.
@@ -158,9 +158,9 @@ impl From<UffdError> for io::Error {
     }
 }
 
-fn fold(error: &io::Error, done_bytes: i64) -> UffdError {
+pub(crate) fn fold(error: &io::Error, done_bytes: i64) -> UffdError {
     // A negative count is an error code, never progress.
-    let done = done_bytes.max(0) as u64 / PAGE_BYTES as u64;
+    let done = done_bytes.max(0) as u64 / BASE_PAGE_BYTES as u64;
     match error.raw_os_error().unwrap_or(0) {
         libc::EAGAIN => UffdError::LayoutChanging { done },
         libc::EEXIST => UffdError::Exists { done },
@@ -174,26 +174,6 @@ fn fold(error: &io::Error, done_bytes: i64) -> UffdError {
     }
 }
 
-/// An address that no program maps: just above the lowest one that can be mapped.
-pub const NOWHERE: VirtPage = VirtPage(17);
-
-/// Whether the address space of a userfaultfd is gone, or was never attached to it. Asks for a
-/// change of protection where nothing is mapped: the errno of the refusal is the answer.
-pub(crate) fn space_is_gone(fd: BorrowedFd<'_>) -> bool {
-    let nowhere = VirtRange::new(NOWHERE, NOWHERE.plus(1));
-    let mut argument = WriteProtect {
-        range: nowhere.into(),
-        mode: 0,
-    };
-    // SAFETY: WRITEPROTECT takes `struct uffdio_writeprotect`; it changes page protection of the
-    // client only, and nothing is there.
-    let asked = unsafe { ioctl::call(fd, WRITEPROTECT, &mut argument) };
-    matches!(
-        asked.map_err(|error| fold(&error, 0)),
-        Err(UffdError::ClientGone | UffdError::Invalid | UffdError::Other(_))
-    )
-}
-
 #[repr(C)]
 struct Api {
     api: u64,
@@ -203,7 +183,7 @@ struct Api {
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Range {
+pub(crate) struct Range {
     start: u64,
     len: u64,
 }
@@ -234,10 +214,10 @@ struct Transfer {
 }
 
 #[repr(C)]
-struct Ranged {
-    range: Range,
-    mode: u64,
-    done: i64,
+pub(crate) struct Ranged {
+    pub range: Range,
+    pub mode: u64,
+    pub done: i64,
 }
 
 #[repr(C)]
@@ -254,10 +234,11 @@ const COPY: u64 = ioctl::read_write::<Transfer>(GROUP, 0x03);
 const ZEROPAGE: u64 = ioctl::read_write::<Ranged>(GROUP, 0x04);
 const MOVE: u64 = ioctl::read_write::<Transfer>(GROUP, 0x05);
 const WRITEPROTECT: u64 = ioctl::read_write::<WriteProtect>(GROUP, 0x06);
+pub(crate) const CONTINUE: u64 = ioctl::read_write::<Ranged>(GROUP, 0x07);
 const POISON: u64 = ioctl::read_write::<Ranged>(GROUP, 0x08);
 const IOC_NEW: u64 = ioctl::io(GROUP, 0x00);
 
-const MODE_DONT_WAKE: u64 = 1;
+pub(crate) const MODE_DONT_WAKE: u64 = 1;
 
 /// `/dev/userfaultfd`. A process that has it open may create userfaultfds that also see kernel-mode
 /// faults.
@@ -306,8 +287,8 @@ impl AsFd for UffdDevice {
     }
 }
 
-/// One userfaultfd. When its last descriptor closes, faults in its ranges read as zeros. So a
-/// process that evicts must keep it open.
+/// A userfaultfd. When its last descriptor closes, faults in its ranges read as zeros. So a process
+/// that evicts must keep it open.
 #[derive(Debug)]
 pub struct Uffd(OwnedFd);
 
@@ -385,6 +366,24 @@ impl Uffd {
         self.ranged(UNREGISTER, range)
     }
 
+    /// The lowest page that the kernel accepts in a request: 0, or before Linux 6.16 what
+    /// `vm.mmap_min_addr` and the kernel's configuration say. Asks by waking: a thread that waits
+    /// where it is asked faults again. Cost: a system call, or 19.
+    pub fn lowest_page(&self) -> VirtPage {
+        let accepts = |page: u64| self.wake(VirtRange::one(VirtPage(page))).is_ok();
+        let (mut low, mut accepted) = (0, 0x4_0000);
+        let mut asked = 0;
+        while low < accepted {
+            if accepts(asked) {
+                accepted = asked;
+            } else {
+                low = asked + 1;
+            }
+            asked = low.midpoint(accepted);
+        }
+        VirtPage(accepted)
+    }
+
     /// Wakes the threads that wait in the range. They fault again if the page is still missing.
     pub fn wake(&self, range: VirtRange) -> Result<(), UffdError> {
         self.ranged(WAKE, range)
@@ -401,7 +400,7 @@ impl Uffd {
     /// Installs whole pages from `src` at `dst`, each atomically, and wakes the threads that wait
     /// there (unless `dont_wake`). Cost: 0.3-0.6 us a page.
     pub fn copy(&self, dst: VirtPage, src: &[u8], dont_wake: bool) -> Result<(), UffdError> {
-        debug_assert!(src.len().is_multiple_of(PAGE_BYTES));
+        debug_assert!(src.len().is_multiple_of(BASE_PAGE_BYTES));
         let mut copy = Transfer {
             dst: dst.address(),
             src: src.as_ptr() as u64,
@@ -534,8 +533,8 @@ impl Uffd {
     }
 }
 
-/// One message of the kernel (`struct uffd_msg`): the event's number in the first byte, then three
-/// words.
+/// Size of a message of the kernel (`struct uffd_msg`): the event's number in the first byte, then
+/// three words.
 const MESSAGE_BYTES: usize = 32;
 const MESSAGE_WORDS: usize = MESSAGE_BYTES / 8;
 
@@ -673,7 +672,7 @@ pub fn renumber_fork(words: &[AtomicU64], left: Leftover, generation: u8, child:
     words[0].store(word | u64::from(generation) << 16, Ordering::Release);
 }
 
-/// What is written down of a layout event while it is applied, where its message was read.
+/// The record of a layout event while it is applied, where its message was read.
 #[derive(Clone, Debug, Default)]
 pub struct Receipt(Option<(Arc<SharedMemory>, usize)>);
 
@@ -700,7 +699,7 @@ impl Receipt {
     }
 }
 
-/// One message from the kernel.
+/// A message from the kernel.
 #[derive(Debug)]
 pub enum Message {
     /// A thread faulted and waits.

@@ -19,12 +19,14 @@
 //
 // Parts: asfuzz_oracle.h (what must be there), asfuzz_ops.h (reads, writes, system calls),
 // asfuzz_layout.h (mmap and the like), asfuzz_uring.h (pinned pages), asfuzz_side.h (threads beside
-// the workers), asfuzz_peer.h (a process that reads and writes from outside), asfuzz_child.h (what
-// fork children become), this file (forks, brk, the loop).
+// the workers), asfuzz_over.h (two of them that move memory over shared memory), asfuzz_peer.h (a
+// process that reads and writes from outside), asfuzz_child.h (what fork children become), this
+// file (forks, brk, the loop).
 #include "asfuzz_child.h"
 #include "asfuzz_layout.h"
 #include "asfuzz_ops.h"
 #include "asfuzz_oracle.h"
+#include "asfuzz_over.h"
 #include "asfuzz_peer.h"
 #include "asfuzz_side.h"
 #include "asfuzz_uring.h"
@@ -117,6 +119,7 @@ static void child(struct world *mine, struct world **others, u32 other_count, co
 	__atomic_add_fetch(&side->children[kind], 1, __ATOMIC_RELAXED);
 	become(mine, kind);
 	as_child(mine);
+	check_low("the lowest pages of a fork child");
 	verify_share(mine, "fork child", below(mine, 3) ? 4 : 1);
 	for (u32 i = 0; i < other_count; i++) {
 		others[i]->depth++;
@@ -136,6 +139,8 @@ static void child(struct world *mine, struct world **others, u32 other_count, co
 	__atomic_add_fetch(&side->child_ops, ops, __ATOMIC_RELAXED);
 	if (kind == EXEC_BY_THREAD)
 		end_by_exec_of_a_thread(mine);
+	if (kind == OUTLIVED)
+		end_before_a_sharer(mine);
 	_exit(0);
 }
 
@@ -485,6 +490,10 @@ int main(int argc, char **argv)
 	side->realtime = options.realtime;
 	if (!options.no_peer)
 		peer_start(options.freezer);
+	if (prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
+		say("asfuzz: not a subreaper: %s\n", strerror(errno));
+	if (low_map() == 0)
+		say("asfuzz: SKIPPED: vm.mmap_min_addr leaves no low pages\n");
 	counters = private_pages(COUNTER_PAGES);
 	futexes = private_pages(FUTEX_PAGES);
 	alarm_pages = private_pages(ALARM_PAGES);
@@ -505,7 +514,7 @@ int main(int argc, char **argv)
 	pthread_sigmask(SIG_BLOCK, &set, NULL); // the main thread only waits; the others unblock it
 
 	u32 pages = options.mib * 256;
-	pthread_t workers[THREADS_MAX], beside[COUNTER_THREADS + 4];
+	pthread_t workers[THREADS_MAX], beside[COUNTER_THREADS + 6];
 	u32 beside_count = 0;
 	for (u64 t = 0; t < options.threads; t++) {
 		struct world *w = worlds[t] = shared_bytes(world_bytes(pages));
@@ -523,6 +532,9 @@ int main(int argc, char **argv)
 		start(&beside[beside_count++], ping_pong, (void *)1);
 		start(&beside[beside_count++], storm, (void *)options.seed);
 		start(&beside[beside_count++], spawner, NULL);
+		over_fill();
+		start(&beside[beside_count++], over_touch, NULL);
+		start(&beside[beside_count++], move_over, NULL);
 	}
 	for (u64 t = 0; t < options.threads; t++)
 		start(&workers[t], worker, worlds[t]);
@@ -538,6 +550,8 @@ int main(int argc, char **argv)
 	setitimer(ITIMER_REAL, &(struct itimerval){ 0 }, NULL);
 	if (!options.no_side)
 		check_counters();
+	await_heirs(worlds[0]);
+	check_low("the lowest pages, at the end");
 
 	clock_gettime(CLOCK_MONOTONIC, &end);
 	u64 done[OP_COUNT] = { 0 }, steps = 0, checked = 0, refused = 0, segv = 0, freed_zero = 0, freed_old = 0;
@@ -557,6 +571,7 @@ int main(int argc, char **argv)
 	       side->increments, side->futex_rounds, side->storm_threads, side->spawned, side->alarms, side->direct_skipped);
 	printf("vforks %lu\nclones %lu\nguards %lu\npins %lu\nbreaks %lu\nrealtime_threads %lu\n", side->vforks, side->clones,
 	       side->guards, side->pins, side->breaks, side->realtime_threads);
+	printf("sharers_done %lu\nsharers_lost %lu\novers %lu\n", side->sharers_done, side->sharers_lost, side->overs);
 	for (u32 i = 0; i < CHILD_KINDS; i++)
 		printf("children %s %lu\n", child_kinds[i], side->children[i]);
 	for (u32 i = 0; i < PEER_WAYS && peer; i++)

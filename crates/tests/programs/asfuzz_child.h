@@ -1,8 +1,10 @@
 // What a fork child of asfuzz may become before it goes on: without descriptors, filtered, another
-// user; or it ends by an exec of another thread. Also the child that shares the memory: vfork.
+// user; or it ends by an exec of another thread, or before a process that shares its memory. Also
+// the child that shares the memory: vfork.
 #ifndef ASFUZZ_CHILD_H
 #define ASFUZZ_CHILD_H
 
+#include "asfuzz_layout.h"
 #include "asfuzz_ops.h"
 #include "asfuzz_side.h"
 #include <linux/filter.h>
@@ -12,8 +14,8 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 
-enum child_kind { PLAIN, CLOSEFROM, FILTERED, OTHER_USER, EXEC_BY_THREAD, CHILD_KINDS };
-static const char *const child_kinds[] = { "plain", "closefrom", "seccomp", "setuid", "exec_by_thread" };
+enum child_kind { PLAIN, CLOSEFROM, FILTERED, OTHER_USER, EXEC_BY_THREAD, OUTLIVED, CHILD_KINDS };
+static const char *const child_kinds[] = { "plain", "closefrom", "seccomp", "setuid", "exec_by_thread", "outlived" };
 
 static void close_everything(struct world *w)
 {
@@ -68,6 +70,57 @@ static void end_by_exec_of_a_thread(struct world *w)
 		broken(w, "pthread_create in a fork child");
 	pthread_join(thread, NULL);
 	broken(w, "the process outlived its exec");
+}
+
+// Shares the memory of a process that ends, and verifies it from then on. A page that was on its
+// way out may be lost: SIGBUS.
+static int verify_as_heir(void *world)
+{
+	struct world *w = world;
+	while (getppid() == w->leader)
+		usleep(100);
+	outlives = 1;
+	for (u32 round = 0; round < 40; round++) {
+		for (uintptr_t page = low_start; page < LOW_END; page += LOW_PAGE)
+			if (low_is_mapped(page) && !faults((u8 *)page, 0) && low_wrong_word(page) < LOW_WORDS)
+				low_is_wrong("the lowest pages, after the end of the process", page);
+		for (u32 i = 0; i < 16; i++) {
+			struct span s = pick(w, 1, WANT_READ);
+			if (s.count && !faults(address_of(w, s.start), 0))
+				verify_page(w, "after the end of the process", s.start);
+			else if (s.count)
+				__atomic_add_fetch(&side->sharers_lost, 1, __ATOMIC_RELAXED);
+		}
+		usleep(5000);
+	}
+	__atomic_add_fetch(&side->sharers_done, 1, __ATOMIC_RELAXED);
+	_exit(0);
+}
+
+// The process ends at once, while pages of it may be on their way out.
+static void end_before_a_sharer(struct world *w)
+{
+	static u8 stack[256 << 10] __attribute__((aligned(16)));
+	w->leader = getpid();
+	__atomic_add_fetch(&side->outlived, 1, __ATOMIC_RELAXED);
+	if (clone(verify_as_heir, stack + sizeof stack, CLONE_VM | SIGCHLD, w) < 0)
+		broken(w, "clone");
+	_exit(0);
+}
+
+// In the process that the orphans come to: waits for the sharers that outlived a process.
+static void await_heirs(struct world *w)
+{
+	for (u32 tries = 0; __atomic_load_n(&side->sharers_done, __ATOMIC_RELAXED) < side->outlived; tries++) {
+		int status = 0;
+		pid_t pid = waitpid(-1, &status, WNOHANG);
+		if (pid > 0 && WIFEXITED(status) && WEXITSTATUS(status) == EXIT_MISMATCH)
+			_exit(EXIT_MISMATCH); // the check has printed why
+		if ((pid > 0 && (WIFSIGNALED(status) || WEXITSTATUS(status) == EXIT_BROKEN)) || tries > 30000)
+			broken(w, "a sharer of memory ended with status %x", status);
+		if (pid <= 0)
+			usleep(1000);
+	}
 }
 
 struct sharing {

@@ -4,6 +4,7 @@
 #define ASFUZZ_LAYOUT_H
 
 #include "asfuzz_ops.h"
+#include "asfuzz_side.h"
 
 static const int prot_bits[] = { PROT_NONE, PROT_READ, PROT_READ | PROT_WRITE };
 
@@ -60,17 +61,18 @@ static void set_unmapped(struct world *w, struct span s)
 
 static __thread sigjmp_buf fault_jump;
 static __thread volatile int fault_expected;
+static volatile int outlives; // the process that moved this memory's pages has ended: some may be lost
 
 static void on_fault(int number, siginfo_t *info, void *context)
 {
 	(void)context;
-	if (fault_expected && number == SIGSEGV)
+	if (fault_expected && (number == SIGSEGV || outlives))
 		siglongjmp(fault_jump, 1);
 	say("asfuzz: BROKEN pid %d unexpected signal %d code %d at %p\n", getpid(), number, info->si_code, info->si_addr);
 	_exit(EXIT_BROKEN);
 }
 
-// True when the access raised SIGSEGV.
+// True when the access raised SIGSEGV, or SIGBUS where pages may be lost.
 static int faults(volatile u8 *at, int write)
 {
 	if (sigsetjmp(fault_jump, 1)) {

@@ -20,6 +20,7 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
+#include "low.h"
 #include <errno.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -64,6 +65,7 @@ struct world {
 	u64 process, thread, counter; // of the next version
 	u64 steps, ops_left, turn;
 	u8 *base; // arena address
+	int leader; // a process that its sharer outlives
 	u32 pages, depth, cursor, live, slots;
 	u32 history_at;
 	u64 done[64]; // operations by kind

@@ -22,7 +22,8 @@ struct side {
 	u64 children[8]; // fork children by what they became
 	u64 turns; // forks by workers, which make one child of each kind first
 	u64 processes, child_ops, forks, quiet_forks, direct_skipped;
-	u64 vforks, clones, guards, pins, breaks; // operations that were carried out, not only chosen
+	u64 vforks, clones, guards, pins, breaks, outlived, overs; // operations that were carried out, not only chosen
+	u64 sharers_done, sharers_lost; // sharers that outlived a process, and pages that were lost with it
 	u64 mine[COUNTER_THREADS][COUNTER_PAGES]; // increments by this thread of its own word
 	u64 seen[COUNTER_THREADS][COUNTER_PAGES]; // last value of the common word
 	u64 increments, futex_rounds, storm_threads, spawned, alarms;
@@ -43,6 +44,20 @@ static void side_mismatch(const char *what, u64 page, u64 expected, u64 found)
 	printf("mismatches 1\n");
 	fflush(stdout);
 	_exit(EXIT_MISMATCH);
+}
+
+// The lowest pages never change.
+static void low_is_wrong(const char *where, uintptr_t page)
+{
+	u64 word = low_wrong_word(page) % LOW_WORDS;
+	side_mismatch(where, page / LOW_PAGE, low_word(page, word), ((volatile u64 *)page)[word]);
+}
+
+static void check_low(const char *where)
+{
+	uintptr_t page = low_wrong_page();
+	if (page)
+		low_is_wrong(where, page);
 }
 
 // Atomic increments on pages that all threads share. Each thread's own count is exact; the common

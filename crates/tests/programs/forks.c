@@ -1,6 +1,7 @@
 // forks MIB ROUNDS CHILDREN: a storm of forks. Fills MIB of memory. Each round starts CHILDREN at
 // once; each child rewrites all of the memory, checks what it wrote and ends. After each round the
-// parent checks its own words. Status 86: a word was wrong.
+// parent checks its own words. All check the lowest pages, too. Status 86: a word was wrong.
+#include "low.h"
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,6 +29,7 @@ int main(int count, char **values) {
     memory = mmap(0, words * 8, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) return 3;
     int rounds = atoi(values[2]), children = atoi(values[3]);
+    low_map();
     write_all(1);
     for (int round = 0; round < rounds; round++) {
         for (int child = 0; child < children; child++) {
@@ -35,7 +37,7 @@ int main(int count, char **values) {
             if (pid < 0) return 4;
             if (pid == 0) {
                 uint64_t key = (uint64_t)(round * children + child + 2) << 32;
-                int right = is_all(1);
+                int right = !low_wrong_page() && is_all(1);
                 write_all(key);
                 _exit(right && is_all(key) ? 0 : WRONG);
             }
@@ -44,7 +46,7 @@ int main(int count, char **values) {
             int status;
             if (wait(&status) < 0 || status != 0) return WRONG;
         }
-        if (!is_all(1)) return WRONG;
+        if (!is_all(1) || low_wrong_page()) return WRONG;
     }
     puts("right");
     return 0;

@@ -10,6 +10,9 @@
 //                               waits for the end of its input
 //   hostile peek PID BYTE HOW   wants the secret: takes part in the protocol and names the victim
 //                               as its agent. HOW: first (at once), later (after the first command)
+//   hostile outlive ROUNDS      wants bytes of other processes, or zeros, where nobody asked for
+//                               them: holds a command, is killed, and looks at pages that were
+//                               never touched from a process that shares its memory
 //
 // Status 0: the attack got nothing. Status 9: the attack got something.
 #define _GNU_SOURCE
@@ -23,17 +26,19 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+#include "low.h"
 
 #define PAGE 4096ul
 #define PLACES 64ul
 #define AREA (PLACES * PAGE)
-#define MAGIC 0x55430001u
+#define MAGIC 0x55430004u
 // The address of the victim's secret, and of the hostile client's holding area.
 #define KNOWN 0x600000000000ul
 
@@ -237,6 +242,7 @@ static const char *how;
 // process that it takes for the client.
 static int agent(void *unused) {
     (void)unused;
+    prctl(PR_SET_PDEATHSIG, SIGKILL); // it is a process, and shall not outlive the test
     own_tid = syscall(SYS_gettid);
     uint32_t seq = 0;
     page->agent = strcmp(how, "first") ? own_tid : victim;
@@ -267,7 +273,8 @@ static int agent(void *unused) {
     return 0;
 }
 
-static int peek(void) {
+// Takes part in the protocol, with an agent of its own. 0, or a status.
+static int join(int (*agent)(void *)) {
     int fds[2], s = connected(SOCK_SEQPACKET);
     if (s < 0 || greet(s, 0, 0, fds) != 0)
         return 3;
@@ -293,7 +300,14 @@ static int peek(void) {
     own_uffd = back[0], hold_uffd = given[1];
     // The agent's stack must not be managed, like the shim's. So it lies behind the holding area.
     clone(agent, (char *)KNOWN + AREA + 4 * PAGE,
-          CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_THREAD, 0);
+          CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND, 0);
+    return 0;
+}
+
+static int peek(void) {
+    int failed = join(agent);
+    if (failed)
+        return failed;
     // Far more than the limit, each page known.
     size_t pages = 16384;
     char *hog = mmap(0, pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -309,6 +323,86 @@ static int peek(void) {
                 }
             memset(word, (turn + 1) % 64 + 1, 128); // never the secret, which is above
         }
+    return 0;
+}
+
+static struct shared { // not managed
+    volatile int held, over, got, leader;
+    volatile unsigned char bytes[16];
+    char stack[1 << 16];
+} *shared;
+
+// Takes a command, and never answers it.
+static int holder(void *unused) {
+    (void)unused;
+    own_tid = syscall(SYS_gettid);
+    page->agent = own_tid;
+    while (page->seq == page->done)
+        usleep(200);
+    usleep(60000); // by then it is given up, and its pages are set aside
+    shared->held = 1;
+    while (!shared->over) // it is a process, and shall not outlive the test
+        usleep(1000);
+    _exit(0);
+}
+
+// Shares the memory of the process, and ends it. Nobody touches the lowest pages from then on.
+static int outlive(void *pagemap) {
+    kill(shared->leader, SIGKILL);
+    double until = now() + 0.5;
+    while (now() < until && !shared->got)
+        for (uintptr_t at = low_start; at < LOW_END; at += PAGE) {
+            uint64_t word = 0;
+            if (!low_is_mapped(at) || pread((int)(intptr_t)pagemap, &word, 8, at / PAGE * 8) != 8 || !(word >> 63))
+                continue;
+            memcpy((void *)shared->bytes, (void *)at, 16);
+            shared->got = 1;
+        }
+    shared->over = 1;
+    _exit(0);
+}
+
+static int hold_and_die(void) {
+    int failed = join(holder), pagemap = open("/proc/self/pagemap", O_RDONLY);
+    if (failed || pagemap < 0 || !low_map())
+        return failed ? failed : 5;
+    char *hog = mmap(0, 16384 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    double until = now() + 20;
+    for (size_t at = 0; !shared->held && now() < until; at++)
+        memset(hog + at % 16384 * PAGE, (int)at % 64 + 1, 128);
+    if (!shared->held)
+        return 6;
+    for (uintptr_t at = low_start; at < LOW_END; at += PAGE)
+        if (low_is_mapped(at))
+            madvise((void *)at, PAGE, MADV_DONTNEED);
+    shared->leader = getpid();
+    clone(outlive, shared->stack + sizeof shared->stack, CLONE_VM | SIGCHLD, (void *)(intptr_t)pagemap);
+    pause();
+    return 8;
+}
+
+static int outlive_all(long rounds) {
+    shared = mmap(0, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (shared == MAP_FAILED)
+        return 2;
+    while (rounds-- > 0) {
+        int status;
+        shared->held = shared->over = 0;
+        pid_t pid = fork();
+        if (pid == 0)
+            _exit(hold_and_die());
+        if (waitpid(pid, &status, 0) != pid || !WIFSIGNALED(status))
+            return WIFEXITED(status) ? WEXITSTATUS(status) : 2;
+        for (double until = now() + 5; !shared->over && now() < until;)
+            usleep(1000);
+        if (!shared->over || shared->got) {
+            printf("over %d, got %d:", shared->over, shared->got);
+            for (int at = 0; at < 16; at++)
+                printf(" %02x", shared->bytes[at]);
+            puts("");
+            return shared->got ? 9 : 7;
+        }
+    }
     return 0;
 }
 
@@ -336,6 +430,8 @@ int main(int argc, char **argv) {
     }
     if (!strcmp(what, "shrink"))
         return shrink();
+    if (!strcmp(what, "outlive"))
+        return outlive_all(number);
     if (!strcmp(what, "secret")) {
         char *secret = mmap((void *)KNOWN, AREA, PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);

@@ -18,6 +18,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/kcmp.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -30,6 +31,7 @@
 #include <sys/ptrace.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -159,6 +161,27 @@ static void other_process(const char *way)
 	_exit(0);
 }
 
+// The agent of a process: another process in its memory. 0: it has none.
+static int agent_of(int pid)
+{
+	int found = 0;
+	DIR *all = opendir("/proc");
+	for (struct dirent *entry; !found && all && (entry = readdir(all));) {
+		char path[64], name[32] = "";
+		int other = atoi(entry->d_name);
+		snprintf(path, sizeof path, "/proc/%d/comm", other);
+		FILE *comm = other ? fopen(path, "r") : NULL;
+		if (comm && fgets(name, sizeof name, comm) && !strcmp(name, "uc-agent\n") &&
+		    syscall(SYS_kcmp, pid, other, KCMP_VM, 0, 0) == 0)
+			found = other;
+		if (comm)
+			fclose(comm);
+	}
+	if (all)
+		closedir(all);
+	return found;
+}
+
 static int put(const char *folder, const char *file, const char *what)
 {
 	char path[512];
@@ -178,25 +201,29 @@ static void bind(int tid, int cpu)
 	sched_setaffinity(tid, sizeof set, &set);
 }
 
+static int traced[64], traced_count;
+
+static void trace_one(int tid)
+{
+	if (tid && traced_count < 64 && !ptrace(PTRACE_SEIZE, tid, 0, 0)) {
+		ptrace(PTRACE_INTERRUPT, tid, 0, 0);
+		waitpid(tid, NULL, __WALL);
+		traced[traced_count++] = tid;
+	}
+}
+
 // Stops all threads of a process, or lets them continue.
 static void trace(int pid, int on)
 {
-	static int traced[64], count;
 	char path[64];
 	snprintf(path, sizeof path, "/proc/%d/task", pid);
 	DIR *tasks = on ? opendir(path) : NULL;
-	for (struct dirent *task; tasks && (task = readdir(tasks));) {
-		int tid = atoi(task->d_name);
-		if (tid && count < 64 && !ptrace(PTRACE_SEIZE, tid, 0, 0)) {
-			ptrace(PTRACE_INTERRUPT, tid, 0, 0);
-			waitpid(tid, NULL, __WALL);
-			traced[count++] = tid;
-		}
-	}
+	for (struct dirent *task; tasks && (task = readdir(tasks));)
+		trace_one(atoi(task->d_name));
 	if (tasks)
 		closedir(tasks);
-	while (!on && count)
-		ptrace(PTRACE_DETACH, traced[--count], 0, 0);
+	while (!on && traced_count)
+		ptrace(PTRACE_DETACH, traced[--traced_count], 0, 0);
 }
 
 // Gives every thread of a process the lowest priority.
@@ -223,7 +250,8 @@ static int hog(int cpu)
 		;
 }
 
-static void disturb(const char *way, int pid, int on)
+// Disturbs a process or an agent.
+static void disturb_one(const char *way, int pid, int on)
 {
 	if (!strcmp(way, "stop"))
 		kill(pid, on ? SIGSTOP : SIGCONT);
@@ -239,6 +267,45 @@ static void disturb(const char *way, int pid, int on)
 		be_nice(pid, on);
 	else if (lies)
 		shared->scribble |= on;
+}
+
+// Disturbs a process, and its agent first: in the middle of a command, if it has one.
+static void disturb(const char *way, int pid, int agent, int on)
+{
+	if (agent)
+		disturb_one(way, agent, on);
+	disturb_one(way, pid, on);
+}
+
+// Whether a process can run, and has had no processor since the last question. Linux 6.18 leaves a
+// group without one for seconds after its quota is gone, also where no memory is managed.
+static int starves(int pid, uint64_t *ran)
+{
+	char path[64], state = 0;
+	uint64_t now = 0;
+	snprintf(path, sizeof path, "/proc/%d/stat", pid);
+	FILE *file = fopen(path, "r");
+	if (file && fscanf(file, "%*d (%*[^)]) %c", &state) != 1)
+		state = 0;
+	if (file)
+		fclose(file);
+	snprintf(path, sizeof path, "/proc/%d/schedstat", pid);
+	file = fopen(path, "r");
+	if (file && fscanf(file, "%lu", &now) != 1)
+		now = *ran + 1;
+	if (file)
+		fclose(file);
+	int same = now == *ran;
+	*ran = now;
+	return state == 'R' && same;
+}
+
+// As starves(): the disturbed process, or its agent.
+static int starve(int pid, int agent)
+{
+	static uint64_t ran[2];
+	int one = starves(pid, &ran[0]), other = agent && starves(agent, &ran[1]);
+	return one || other;
 }
 
 static int bucket(uint64_t ns)
@@ -298,11 +365,16 @@ int main(int count, char **arguments)
 		fill(&space, page);
 	while (!shared->done)
 		usleep(1000);
-	int bad = 0;
+	int bad = 0, agent = agent_of(other);
+	if (parent && agent) {
+		char text[32];
+		snprintf(text, sizeof text, "%d", agent);
+		put(group, "cgroup.procs", text);
+	}
 	for (int round = 0; round < 2 * rounds && !bad; round++) {
 		int on = lies ? round >= rounds : round & 1;
 		uint64_t before = shared->done;
-		disturb(way, other, on);
+		disturb(way, other, agent, on);
 		for (uint64_t began = now(), at = began; at < began + 40000000;) {
 			uint64_t page = next(&state) % pages;
 			uint64_t start = now();
@@ -314,17 +386,21 @@ int main(int count, char **arguments)
 			worst[on] = at - start > worst[on] ? at - start : worst[on];
 		}
 		// The disturbed process must go on, though it may be late.
-		for (int tries = 0; !on && !shared->scribble && shared->done == before && !(bad = tries == 5000); tries++)
+		int tries = 0;
+		while (!on && !shared->scribble && shared->done == before && !(bad = tries == 5000)) {
 			usleep(1000);
+			tries += !starve(other, agent);
+		}
 	}
-	disturb(way, other, 0);
+	disturb(way, other, agent, 0);
 	verify_all(&space);
 	shared->stop = 1;
 	int status = 0;
-	for (int tries = 0; waitpid(other, &status, WNOHANG) == 0; tries++) {
+	for (int tries = 0; waitpid(other, &status, WNOHANG) == 0;) {
 		if (tries == (shared->scribble ? 200 : 20000))
 			kill(other, SIGKILL), bad = 1;
 		usleep(1000);
+		tries += !starve(other, agent);
 	}
 	for (int cpu = 0; cpu < 2 && hogging[cpu]; cpu++)
 		kill(hogging[cpu], SIGKILL), waitpid(hogging[cpu], NULL, 0);

@@ -49,7 +49,7 @@ static inline uint32_t *filled_pages(uint64_t mib)
 }
 
 // Ends the program with WRONG if a word is another.
-static void check(uint64_t page, uint64_t version)
+static inline void check(uint64_t page, uint64_t version)
 {
 	for (uint64_t i = 0; i < WORDS; i++) {
 		uint64_t word = memory[page * WORDS + i];

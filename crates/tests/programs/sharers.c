@@ -1,13 +1,15 @@
 // The memory of a process that goes away lives on in a child that shares it (CLONE_VM). The child
 // verifies every page afterwards.
 //
-//   sharers exec|die MIB ROUNDS
+//   sharers exec|die|exit MIB ROUNDS
 //
 // exec: the process executes this program anew. die: it is killed, in the middle of its own
-// accesses. Both happen after a random time, while pages leave. SIGBUS is allowed: the page was lost
-// with the process. Status 86: a page read as zeros, or as another page. Prints the pages that were
-// verified after the end of the process, and those of them that raised SIGBUS.
+// accesses. exit: it ends in order, a tenth of a second later. All happen after a random time,
+// while pages leave. SIGBUS is allowed: the page was lost with the process. Status 86: a page read
+// as zeros, or as another page. Prints the pages that were verified after the end of the process,
+// and those of them that raised SIGBUS. The lowest pages are verified besides, and not counted.
 #define _GNU_SOURCE
+#include "low.h"
 #include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -33,6 +35,7 @@ static volatile uint64_t *memory;
 static uint64_t pages;
 static struct notes *notes;
 static sigjmp_buf place;
+static int64_t later;
 
 static uint64_t mix64(uint64_t x)
 {
@@ -92,6 +95,11 @@ static int share(void *argument)
 			check(page % pages);
 		notes->verified++;
 	}
+	if (later && (uint64_t)argument == 1)
+		sleep(2); // the last one stays, so that its agent is seen
+	for (volatile uintptr_t low = low_start; low < LOW_END; low += LOW_PAGE)
+		if (low_is_mapped(low) && !sigsetjmp(place, 1) && low_wrong_word(low) < LOW_WORDS)
+			_exit(86);
 	_exit(0);
 }
 
@@ -114,6 +122,7 @@ static pid_t run_beside_a_sharer(uint64_t seed, int flags)
 	memory = mmap(NULL, pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (memory == MAP_FAILED)
 		exit(2);
+	low_map();
 	for (uint64_t page = 0; page < pages; page++)
 		for (uint64_t i = 0; i < WORDS; i++)
 			memory[page * WORDS + i] = word_of(page, i);
@@ -123,7 +132,7 @@ static pid_t run_beside_a_sharer(uint64_t seed, int flags)
 		exit(2);
 	struct timespec begin, now;
 	clock_gettime(CLOCK_MONOTONIC, &begin);
-	int64_t most = (int64_t)(mix64(seed) % 60000000);
+	int64_t most = (int64_t)(mix64(seed) % 60000000) + later;
 	for (uint64_t turn = 1;; turn++) {
 		check(mix64(seed + turn) % pages);
 		clock_gettime(CLOCK_MONOTONIC, &now);
@@ -147,8 +156,11 @@ static int ended_well(pid_t pid)
 static void die(uint64_t seed, int answer)
 {
 	pid_t sharer = run_beside_a_sharer(seed, CLONE_PARENT);
-	if (write(answer, &sharer, sizeof sharer) == sizeof sharer)
+	if (write(answer, &sharer, sizeof sharer) == sizeof sharer) {
+		if (later)
+			exit(0);
 		kill(getpid(), SIGKILL);
+	}
 	_exit(2);
 }
 
@@ -174,7 +186,8 @@ int main(int count, char **words)
 		execv("/proc/self/exe", next);
 		return 2;
 	}
-	for (; !strcmp(words[1], "die") && rounds > 0; rounds--) {
+	later = strcmp(words[1], "exit") ? 0 : 100000000;
+	for (; strcmp(words[1], "exec") && rounds > 0; rounds--) {
 		pid_t sharer;
 		if (pipe(answer))
 			return 2;
@@ -185,7 +198,7 @@ int main(int count, char **words)
 		if (read(answer[0], &sharer, sizeof sharer) != sizeof sharer)
 			return 2;
 		close(answer[0]);
-		if (waitpid(pid, &status, 0) != pid || !WIFSIGNALED(status))
+		if (waitpid(pid, &status, 0) != pid || !WIFSIGNALED(status) == !later)
 			return 2;
 		set(&notes->gone);
 		if ((failed = ended_well(sharer)))

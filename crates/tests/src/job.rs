@@ -1,10 +1,11 @@
-//! One command, plain or under Undercroft, with a time limit. At the limit its whole tree is ended.
+//! A command, plain or under Undercroft, with a time limit. At the limit its whole tree is ended.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -66,6 +67,7 @@ pub struct Running {
     timeout: Duration,
     anonymous_peak: u64,
     ended: Option<ExitStatus>,
+    keeper: OnceLock<i32>,
 }
 
 impl Job {
@@ -218,6 +220,7 @@ impl Job {
             timeout: self.timeout,
             anonymous_peak: 0,
             ended: None,
+            keeper: OnceLock::new(),
         }
     }
 
@@ -231,6 +234,33 @@ impl Running {
     /// The process id of the command; under Undercroft that of `undercroft run`.
     pub fn pid(&self) -> i32 {
         self.child.id() as i32
+    }
+
+    /// The process id of the keeper, which is the only child of `undercroft run`. Waits until there
+    /// is one, and knows it after its end.
+    pub fn keeper(&self) -> i32 {
+        *self.keeper.get_or_init(|| self.find_keeper())
+    }
+
+    fn find_keeper(&self) -> i32 {
+        let begin = Instant::now();
+        loop {
+            let children = format!("/proc/{0}/task/{0}/children", self.pid());
+            let children = fs::read_to_string(children).unwrap_or_default();
+            let mut children = children
+                .split_whitespace()
+                .filter_map(|pid| pid.parse().ok());
+            let is_ours = |pid: &i32| {
+                let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+                name.trim() == "undercroft"
+            };
+            match children.find(is_ours) {
+                Some(keeper) => return keeper,
+                None if plain_only() => return self.pid(),
+                None => assert!(begin.elapsed() < Duration::from_secs(20), "no keeper"),
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// Whether it has not ended yet.
@@ -262,12 +292,12 @@ impl Running {
         }
     }
 
-    /// What `undercroft status` says of it; `None` if it says nothing.
+    /// Its entry in `undercroft status`; `None` if there is none.
     pub fn status(&self) -> Option<serde_json::Value> {
         let outcome = Job::new(undercroft()).args(["status", "--json"]).run();
         let all: serde_json::Value = serde_json::from_str(&outcome.text()).ok()?;
         let clients = all["clients"].as_array()?.clone();
-        (clients.into_iter()).find(|client| client["pid"] == self.pid())
+        (clients.into_iter()).find(|client| client["run_pid"] == self.pid())
     }
 
     /// The processes of its tree now, itself too.
@@ -289,7 +319,7 @@ impl Running {
         self.scratch.path()
     }
 
-    /// What it has written to standard error so far.
+    /// Its standard error so far.
     pub fn errors(&self) -> String {
         String::from_utf8_lossy(&fs::read(self.scratch.path().join("errors")).unwrap_or_default())
             .into_owned()

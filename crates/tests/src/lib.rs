@@ -5,12 +5,16 @@
 //!
 //! * `UNDERCROFT_BIN`: the binary under test. Default: `cargo build --release` of this checkout,
 //!   once a test process.
+//! * `UNDERCROFT_LAB_BIN`: the binary of the lab, for the tests that use it.
 //! * `UNDERCROFT_TEST_PLAIN=1`: runs every command without Undercroft, to validate the tests
 //!   themselves. A failure is then the fault of the test or of the machine. Tests that need
 //!   Undercroft are skipped.
 //! * `UNDERCROFT_TEST_FULL_SIZE=1`: tests of scale at their full size.
 //! * `UNDERCROFT_TEST_OPS`, `UNDERCROFT_TEST_SEEDS`, `UNDERCROFT_TEST_KILLS`: larger runs of the
 //!   random tests.
+//!
+//! Two more are read by `undercroft run`, for tests of its bounds: `UNDERCROFT_TEST_LEDGER_CHUNKS`,
+//! the room of the page table, and `UNDERCROFT_TEST_FIRST_SPACE`, the number of the first space.
 //!
 //! A test that cannot run prints `SKIPPED: name: reason` on standard error. The line bypasses the
 //! harness, which captures output.
@@ -27,27 +31,43 @@ use std::net::TcpListener;
 
 pub use job::{Job, Outcome, Running, plain_only};
 pub use memcached::Memcached;
-pub use processes::{Process, anonymous_kib, descendants, processes};
+pub use processes::{AGENT, Process, anonymous_kib, descendants, processes};
 pub use programs::{
     build, build_musl, build_static, build_with, find, programs_folder, target_folder, undercroft,
+    undercroft_lab,
 };
 pub use sampler::{Sample, Sampler};
 pub use turn::{Turn, beside_others, one_at_a_time};
 pub use undercroft_resp::{Client, Reply};
 pub use undercroft_seeded::mix;
 
-/// One MiB in bytes.
+/// A MiB in bytes.
 pub const MIB: u64 = 1 << 20;
 
-/// Prints that `name` did not run, and why. Bypasses the harness's capture. CI counts these lines.
-pub fn skip(name: &str, reason: &str) {
+/// Prints that this test, or a part of it, did not run, and why. Bypasses the harness's capture. CI
+/// counts these lines.
+pub fn skip(reason: &str) {
+    let thread = std::thread::current();
+    let name = thread.name().unwrap_or("a test");
     say(&format!("SKIPPED: {name}: {reason}"));
 }
 
-/// Whether `run --access-scan` works here. If not, prints that `name` is skipped.
-pub fn has_access_bits(name: &str) -> bool {
+/// Takes the turn of a test until its end: `beside_others` or `one_at_a_time`. Where only plain
+/// runs are made, the test ends here, and says why.
+#[macro_export]
+macro_rules! turn {
+    ($turn:ident, $why:expr) => {
+        let _turn = $crate::$turn();
+        if $crate::plain_only() {
+            return $crate::skip($why);
+        }
+    };
+}
+
+/// Whether `run --access-scan` works here. If not, prints that the test is skipped.
+pub fn has_access_bits() -> bool {
     if plain_only() {
-        skip(name, "a plain run scans nothing");
+        skip("a plain run scans nothing");
         return false;
     }
     let doctor = Job::new(undercroft()).args(["doctor", "--json"]).run();
@@ -56,7 +76,7 @@ pub fn has_access_bits(name: &str) -> bool {
     let check = checks.iter().find(|check| check["name"] == "access bits");
     let check = check.unwrap_or_else(|| panic!("doctor does not name access bits: {doctor}"));
     if check["state"] != "ok" {
-        skip(name, &format!("no access bits here: {}", check["detail"]));
+        skip(&format!("no access bits here: {}", check["detail"]));
         return false;
     }
     true

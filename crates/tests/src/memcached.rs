@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Error, ErrorKind, Read, Result, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-/// One connection.
+/// A connection.
 #[derive(Debug)]
 pub struct Memcached {
     stream: BufReader<TcpStream>,

@@ -4,7 +4,14 @@
 use std::collections::HashSet;
 use std::fs;
 
-/// One process, as `/proc` shows it now.
+/// The command of an agent.
+pub const AGENT: &str = "[uc-agent]";
+
+pub(crate) fn is_agent(pid: i32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name == "uc-agent\n")
+}
+
+/// A process, as `/proc` shows it now.
 #[derive(Clone, Debug)]
 pub struct Process {
     /// Process id.
@@ -13,7 +20,11 @@ pub struct Process {
     pub parent: i32,
     /// State letter; `Z` is a zombie.
     pub state: char,
-    /// Arguments joined by spaces.
+    /// Process group. 0: its leader is outside our pid namespace.
+    pub group: i32,
+    /// Session. 0 as above.
+    pub session: i32,
+    /// Arguments joined by spaces. Of an agent, which has its program's: [`AGENT`].
     pub command: String,
 }
 
@@ -21,16 +32,21 @@ fn read(pid: i32) -> Option<Process> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
     let state = fields.next()?.chars().next()?;
-    let parent = fields.next()?.parse().ok()?;
+    let mut number = || fields.next()?.parse().ok();
+    let (parent, group, session) = (number()?, number()?, number()?);
     let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    let command = String::from_utf8_lossy(&command)
-        .replace('\0', " ")
-        .trim()
-        .to_owned();
+    let command = if is_agent(pid) {
+        AGENT.into()
+    } else {
+        String::from_utf8_lossy(&command).replace('\0', " ")
+    };
+    let command = command.trim().to_owned();
     Some(Process {
         pid,
         parent,
         state,
+        group,
+        session,
         command,
     })
 }
@@ -78,14 +94,21 @@ pub(crate) fn with_environment(text: &str) -> Vec<i32> {
         .collect()
 }
 
-/// Anonymous memory of one process in KiB: `RssAnon`, or 0 if the process is gone.
+/// Anonymous memory of one process in KiB: `RssAnon`, or 0 if the process is gone. An agent has
+/// none: what it has is its program's.
 pub fn anonymous_kib(pid: i32) -> u64 {
+    if is_agent(pid) {
+        return 0;
+    }
     kib(&format!("/proc/{pid}/status"), "RssAnon:")
 }
 
 /// The share of a process in anonymous memory whose frames several processes share: `Pss_Anon`.
 /// Cost: the kernel walks its page tables, a few ms a GiB.
 pub(crate) fn anonymous_part_kib(pid: i32) -> u64 {
+    if is_agent(pid) {
+        return 0;
+    }
     kib(&format!("/proc/{pid}/smaps_rollup"), "Pss_Anon:")
 }
 

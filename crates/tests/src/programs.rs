@@ -31,42 +31,50 @@ pub fn programs_folder() -> PathBuf {
 /// Panics: if there is none and it cannot be built. A missing binary must not look like success.
 pub fn undercroft() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
-    BINARY.get_or_init(|| {
-        if let Some(path) = std::env::var_os("UNDERCROFT_BIN") {
-            let path = PathBuf::from(path);
-            assert!(
-                path.is_file(),
-                "UNDERCROFT_BIN={} is no file",
-                path.display()
-            );
-            return path;
+    BINARY.get_or_init(|| given_or_built("UNDERCROFT_BIN", "undercroft"))
+}
+
+/// The binary of the lab: `UNDERCROFT_LAB_BIN`, or this checkout's release build. As
+/// [`undercroft`].
+pub fn undercroft_lab() -> &'static Path {
+    static BINARY: OnceLock<PathBuf> = OnceLock::new();
+    BINARY.get_or_init(|| given_or_built("UNDERCROFT_LAB_BIN", "undercroft-lab"))
+}
+
+/// Both binaries are built by one command, the one of CI: another choice of packages has other
+/// features, and would compile everything again. Tests of clusters need the feature `redis`.
+fn given_or_built(variable: &str, name: &str) -> PathBuf {
+    if let Some(path) = std::env::var_os(variable) {
+        let path = PathBuf::from(path);
+        assert!(path.is_file(), "{variable}={} is no file", path.display());
+        return path;
+    }
+    let target = target_folder();
+    let mut cargo = Command::new(env!("CARGO"));
+    // Build scripts that look at what cargo says of this test's package would run again, and all
+    // that depends on them would be compiled again.
+    let of_package = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_", "OUT_DIR"];
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        if of_package.iter().any(|start| text.starts_with(start)) {
+            cargo.env_remove(&name);
         }
-        let target = target_folder();
-        let mut cargo = Command::new(env!("CARGO"));
-        // Build scripts that look at what cargo says of this test's package would run again, and
-        // all that depends on them would be compiled again.
-        let of_package = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_", "OUT_DIR"];
-        for (name, _) in std::env::vars_os() {
-            let text = name.to_string_lossy();
-            if of_package.iter().any(|start| text.starts_with(start)) {
-                cargo.env_remove(&name);
-            }
-        }
-        let built = cargo
-            .args(["build", "--quiet", "--release", "-p", "undercroft-cli"])
-            .arg("--manifest-path")
-            .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../../Cargo.toml"))
-            .arg("--target-dir")
-            .arg(&target)
-            .output()
-            .expect("cargo runs");
-        assert!(
-            built.status.success(),
-            "the binary under test does not build; set UNDERCROFT_BIN to test another one:\n{}",
-            String::from_utf8_lossy(&built.stderr)
-        );
-        target.join("release/undercroft")
-    })
+    }
+    let built = cargo
+        .args(["build", "--quiet", "--release", "-p", "undercroft-cli"])
+        .args(["-p", "undercroft-lab", "--features", "undercroft-cli/redis"])
+        .arg("--manifest-path")
+        .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../../Cargo.toml"))
+        .arg("--target-dir")
+        .arg(&target)
+        .output()
+        .expect("cargo runs");
+    assert!(
+        built.status.success(),
+        "the binary under test does not build; set {variable} to test another one:\n{}",
+        String::from_utf8_lossy(&built.stderr)
+    );
+    target.join("release").join(name)
 }
 
 /// The full path of a program in `PATH`, `/usr/sbin` or `/sbin`; `None` if it is not installed.

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::processes::{anonymous_kib, anonymous_part_kib};
+use crate::processes::{anonymous_kib, anonymous_part_kib, is_agent};
 
 /// Samples between two searches for processes. A search costs more than a sample.
 const SEARCH_EVERY: usize = 4;
@@ -16,7 +16,7 @@ const SEARCH_EVERY: usize = 4;
 /// Pause between two samples.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// One sample, in bytes.
+/// A sample, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
     /// Time since the sampler began.
@@ -30,7 +30,7 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// What the limit is for.
+    /// Memory that counts against the limit.
     pub fn used(&self) -> u64 {
         self.anonymous + self.memfds
     }
@@ -113,7 +113,9 @@ fn is_ours(pid: i32) -> bool {
     let bytes = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let command = String::from_utf8_lossy(&bytes).replace('\0', " ");
     let program = command.split(' ').next().unwrap_or("");
-    program.rsplit('/').next() == Some("undercroft") || command.contains("undercroft manager")
+    program.rsplit('/').next() == Some("undercroft")
+        || command.starts_with("undercroft: ")
+        || is_agent(pid)
 }
 
 impl Sampler {

@@ -6,6 +6,9 @@
 //! three: `cargo xtask test` gives it some.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use crate::say;
 
 /// Tests that run beside each other at most.
 const BESIDE_MAX: usize = 3;
@@ -14,7 +17,7 @@ const BESIDE_MAX: usize = 3;
 struct Turns {
     alone: bool,
     beside: usize,
-    /// Those that want to run beside others.
+    /// Tests that want to run beside others.
     waiting: usize,
 }
 
@@ -32,9 +35,17 @@ fn once_not(unfit: impl FnMut(&mut Turns) -> bool) -> MutexGuard<'static, Turns>
     turns.unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The turn of a test. It ends when this is dropped.
+/// The turn of a test. It ends when this is dropped, and then says how long it was.
 pub struct Turn {
     alone: bool,
+    began: Instant,
+}
+
+impl Turn {
+    fn new(alone: bool) -> Turn {
+        let began = Instant::now();
+        Turn { alone, began }
+    }
 }
 
 impl Drop for Turn {
@@ -46,6 +57,14 @@ impl Drop for Turn {
             turns.beside -= 1;
         }
         CHANGED.notify_all();
+        drop(turns);
+        let thread = std::thread::current();
+        say(&format!(
+            "turn of {}: {:.1} s, {}",
+            thread.name().unwrap_or("a test"),
+            self.began.elapsed().as_secs_f64(),
+            if self.alone { "alone" } else { "beside others" }
+        ));
     }
 }
 
@@ -53,7 +72,7 @@ impl Drop for Turn {
 pub fn one_at_a_time() -> Turn {
     let mut turns = once_not(|turns| turns.alone || turns.beside > 0 || turns.waiting > 0);
     turns.alone = true;
-    Turn { alone: true }
+    Turn::new(true)
 }
 
 /// Runs a test beside two others, but beside none that measures. It checks what the program reads
@@ -63,5 +82,5 @@ pub fn beside_others() -> Turn {
     let mut turns = once_not(|turns| turns.alone || turns.beside >= BESIDE_MAX);
     turns.waiting -= 1;
     turns.beside += 1;
-    Turn { alone: false }
+    Turn::new(false)
 }

@@ -11,7 +11,7 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use undercroft_base::{
-    Bytes, PAGE_BYTES, Slot, Stamp, Store, StoreError, Tier, TierUsage, page_checksum,
+    BASE_PAGE_BYTES, Bytes, PageKey, Slot, Stamp, Store, StoreError, Tier, TierUsage,
 };
 use undercroft_seeded::{Page, Pages};
 use undercroft_sys::mapping::SharedMemory;
@@ -28,7 +28,10 @@ fn main() -> Result<(), Failure> {
     // Cargo adds `--bench`, but not when it tests: then a small size is enough.
     let is_test = words.iter().all(|word| word != "--bench");
     let pages: Vec<Page> = match words.iter().find(|word| *word != "--bench") {
-        Some(path) if !is_test => std::fs::read(path)?.as_chunks::<PAGE_BYTES>().0.to_vec(),
+        Some(path) if !is_test => std::fs::read(path)?
+            .as_chunks::<BASE_PAGE_BYTES>()
+            .0
+            .to_vec(),
         _ => {
             let mut random = Pages::new(1);
             let count = if is_test { 100 } else { 5000 };
@@ -64,7 +67,7 @@ fn best(pages: usize, mut work: impl FnMut()) -> f64 {
 /// The compressors and the checksum, without a tier.
 fn bare(pages: &[Page]) -> Result<(), Failure> {
     let mut table = lz4_flex::block::CompressTable::small();
-    let mut out = vec![0; 2 * PAGE_BYTES];
+    let mut out = vec![0; 2 * BASE_PAGE_BYTES];
     let mut kept = Vec::new();
     let compress = best(pages.len(), || {
         kept.clear();
@@ -73,7 +76,7 @@ fn bare(pages: &[Page]) -> Result<(), Failure> {
             kept.push(out[..bytes.unwrap_or(0)].to_vec());
         }
     });
-    let mut page = [0; PAGE_BYTES];
+    let mut page = [0; BASE_PAGE_BYTES];
     let decompress = best(pages.len(), || {
         for object in &kept {
             let _ = black_box(lz4_flex::block::decompress_into(object, &mut page));
@@ -81,12 +84,12 @@ fn bare(pages: &[Page]) -> Result<(), Failure> {
     });
     let checksum = best(pages.len(), || {
         for page in pages {
-            black_box(page_checksum(page, Stamp(1)));
+            black_box(PageKey::KNOWN.checksum(page, Stamp(1)));
         }
     });
     let over = |part: usize| {
         kept.iter()
-            .filter(|o| o.len() > PAGE_BYTES * part / 16)
+            .filter(|o| o.len() > BASE_PAGE_BYTES * part / 16)
             .count()
     };
     println!(
@@ -118,16 +121,18 @@ fn store(tier: &dyn Tier, pages: &[Page], checksums: &[u64], slots: &mut Vec<Opt
 }
 
 fn checksums(pages: &[Page]) -> Vec<u64> {
-    let each = pages.iter().map(|page| page_checksum(page, Stamp(1)));
+    let each = pages
+        .iter()
+        .map(|page| PageKey::KNOWN.checksum(page, Stamp(1)));
     each.collect()
 }
 
 /// Stores, loads and frees all pages in a pool of compressed memory, then frees at random.
 fn ram(pages: &[Page], compressor: Compressor) -> Result<(), Failure> {
-    let capacity = Bytes(pages.len() as u64 * 2 * PAGE_BYTES as u64 + (16 << 20));
+    let capacity = Bytes(pages.len() as u64 * 2 * BASE_PAGE_BYTES as u64 + (16 << 20));
     let reserve = RamPool::reserve_for(capacity).0 as usize;
     let memory = SharedMemory::create("tier-cost", reserve)?;
-    let pool = RamPool::new(memory, compressor, capacity)?;
+    let pool = RamPool::new(memory, compressor, capacity, &PageKey::KNOWN)?;
     let checksums = checksums(pages);
     let mut slots = Vec::with_capacity(pages.len());
     let (cold, free_all) = fill_and_empty(&pool, pages, &checksums, &mut slots);
@@ -198,7 +203,7 @@ fn replace(pool: &RamPool, pages: &[Page], checksums: &[u64], slots: &mut [Optio
 
 /// Nanoseconds a page to load. Panics: if a load fails.
 fn load_all(pool: &RamPool, taken: &[Slot]) -> f64 {
-    let mut page = [0; PAGE_BYTES];
+    let mut page = [0; BASE_PAGE_BYTES];
     let mut failures = 0;
     let load = best(taken.len(), || {
         for &slot in taken {
@@ -235,11 +240,11 @@ fn fragment_and_compact(pool: &RamPool, mut left: Vec<Slot>, pages: usize) {
 }
 
 fn file(pages: &[Page]) -> Result<(), Failure> {
-    let size = Bytes((pages.len() * PAGE_BYTES).next_multiple_of(1 << 20) as u64);
+    let size = Bytes((pages.len() * BASE_PAGE_BYTES).next_multiple_of(1 << 20) as u64);
     let backing = Backing::open("/var/tmp".as_ref(), Some(size))?;
     let direct = backing.is_direct();
-    let table = SharedMemory::create("tier-cost", FileTier::table_bytes(size))?;
-    let tier = FileTier::new(backing, table)?;
+    let table = SharedMemory::create("tier-cost", FileTier::table_bytes(&backing))?;
+    let tier = FileTier::new(backing, table, &PageKey::KNOWN)?;
     let checksums = checksums(pages);
     let mut slots = Vec::with_capacity(pages.len());
     let mut times = Vec::new();
@@ -253,7 +258,7 @@ fn file(pages: &[Page]) -> Result<(), Failure> {
         "file (O_DIRECT: {direct}): store {:.0} into new space, {:.0} into reused, batches of {BATCH}: {:.0} MiB/s",
         times[0],
         times[1],
-        PAGE_BYTES as f64 * 1e9 / times[1] / f64::from(1 << 20)
+        BASE_PAGE_BYTES as f64 * 1e9 / times[1] / f64::from(1 << 20)
     );
     Ok(())
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use undercroft_base::{Fetched, Inbox};
 
-/// What was fetched, and no thread has taken yet.
+/// Arrivals that no thread has taken yet.
 #[derive(Debug, Default)]
 pub struct Mailbox {
     arrivals: Mutex<Vec<Fetched>>,

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use undercroft_base::{
-    Bytes, FailKind, Inbox, LoadError, Loaded, Nanos, PAGE_BYTES, Slot, Stamp, Store, StoreError,
-    Tier, TierKind, page_checksum,
+    BASE_PAGE_BYTES, Bytes, FailKind, Inbox, LoadError, Loaded, Nanos, PageKey, PageSize, Slot,
+    Stamp, Store, StoreError, Tier,
 };
 use undercroft_sys::mapping::PageBuf;
 use undercroft_sys::ring::PageRing;
@@ -31,8 +31,9 @@ const LOADS: u64 = 512;
 const LONGEST: Duration = Duration::from_secs(2);
 /// Bytes that pass in sequence; fewer if the tier is small or slow.
 const SEQUENCE_BYTES: u64 = 128 << 20;
-/// Pages of one sequential write. As many are read at once, in several reads.
-const RUN_PAGES: usize = 256;
+/// Pages of one sequential write. As many are read at once, in several reads; the ring has
+/// as many operations.
+pub const RUN_PAGES: usize = 256;
 /// Pages of one sequential read: as many as a fault brings along at most.
 const READ_PAGES: usize = 64;
 /// Reads in flight at once, of which the best rate counts.
@@ -54,7 +55,7 @@ fn times(mut each: Vec<u64>) -> Times {
 /// Why a tier could not be measured.
 #[derive(Debug, thiserror::Error)]
 pub enum MeasureError {
-    /// It cannot be opened.
+    /// The tier cannot be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
     /// No ring to read with.
@@ -75,10 +76,11 @@ pub fn measure(spec: &TierSpec) -> Result<Profile, MeasureError> {
     let tier = open(spec)?;
     let mut bench = Bench {
         tier: tier.as_ref(),
-        ring: PageRing::new(RUN_PAGES as u32, RUN_PAGES)?,
+        key: &PageKey::KNOWN,
+        ring: PageRing::new(RUN_PAGES as u32, RUN_PAGES, PageSize::Base)?,
     };
     let capacity = bench.tier.info().capacity;
-    let pages_max = (capacity.0 / PAGE_BYTES as u64) as usize / 2;
+    let pages_max = (capacity.0 / BASE_PAGE_BYTES as u64) as usize / 2;
     // Once round, so that no first touch of memory is measured.
     let warm = bench.write_each(pages_max.min(PAGES))?.1;
     bench.tier.free(&warm);
@@ -86,7 +88,7 @@ pub fn measure(spec: &TierSpec) -> Result<Profile, MeasureError> {
     let read = bench.read_each(&slots)?;
     let channels = bench.channels(&slots)?;
     let free = bench.free_each(&slots);
-    let sequence = (pages_max / 2).min((SEQUENCE_BYTES / PAGE_BYTES as u64) as usize);
+    let sequence = (pages_max / 2).min((SEQUENCE_BYTES / BASE_PAGE_BYTES as u64) as usize);
     // As in a run that goes on: as much stays in use as is freed, so nothing is discarded, and what
     // is written has its space.
     let stays = bench.write_all(sequence)?.1;
@@ -96,18 +98,12 @@ pub fn measure(spec: &TierSpec) -> Result<Profile, MeasureError> {
     let read_all = bench.read_all(&slots)?;
     bench.tier.free(&slots);
     bench.tier.free(&stays);
-    let speed = |took: Duration| (slots.len() * PAGE_BYTES) as f64 / took.as_secs_f64();
+    let speed = |took: Duration| (slots.len() * BASE_PAGE_BYTES) as f64 / took.as_secs_f64();
     let info = bench.tier.info();
-    let kind = match info.kind {
-        TierKind::Ram => "ram",
-        TierKind::Nvm => "nvm",
-        TierKind::File => "file",
-        TierKind::Remote => "redis",
-    };
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     Ok(Profile {
         name: spec.to_string(),
-        kind: kind.to_owned(),
+        kind: info.facts.kind.to_owned(),
         emulated: info.emulated,
         capacity_bytes: capacity.0,
         read_seconds: read,
@@ -123,12 +119,15 @@ pub fn measure(spec: &TierSpec) -> Result<Profile, MeasureError> {
 /// The time that half of the reads of one page take at most, in random order. Writes 2 MiB, or half
 /// of a small tier, and frees it. At most some seconds.
 ///
+/// * `key`: of the tier.
+///
 /// Errors: a page does not come back as it was.
-pub fn load_time(tier: &dyn Tier) -> Result<Nanos, MeasureError> {
-    let pages = (tier.info().capacity.0 / PAGE_BYTES as u64 / 2).min(LOADS) as usize;
+pub fn load_time(tier: &dyn Tier, key: &PageKey) -> Result<Nanos, MeasureError> {
+    let pages = (tier.info().capacity.0 / BASE_PAGE_BYTES as u64 / 2).min(LOADS) as usize;
     let mut bench = Bench {
         tier,
-        ring: PageRing::new(RUN_PAGES as u32, RUN_PAGES)?,
+        key,
+        ring: PageRing::new(RUN_PAGES as u32, RUN_PAGES, PageSize::Base)?,
     };
     let (_, slots) = bench.write_all(pages)?;
     let read = bench.read_each(&slots);
@@ -137,16 +136,13 @@ pub fn load_time(tier: &dyn Tier) -> Result<Nanos, MeasureError> {
 }
 
 fn open(spec: &TierSpec) -> Result<Box<dyn Tier>, OpenError> {
-    let pool = match spec {
-        TierSpec::Ram(ram) => match ram.max {
-            Some(Limit::Bytes(bytes)) => bytes,
-            Some(Limit::PercentOfMemoryMax(_)) | None => POOL_BYTES,
-        },
-        TierSpec::Nvm(_) | TierSpec::File(_) | TierSpec::Remote(_) => Bytes(0),
+    let pool = match spec.max {
+        Some(Limit::Bytes(bytes)) => bytes,
+        Some(Limit::PercentOfMemoryMax(_)) | None => POOL_BYTES,
     };
     let mut opened = OpenTier::open(spec, pool)?;
     let shape = opened.take_shape(spec);
-    Ok(opened.make(spec, pool)?.shaped(shape))
+    Ok(opened.make(pool, &PageKey::KNOWN)?.finish(shape, 0))
 }
 
 /// Page `number`: a quarter of its words are random, so it compresses as a heap does.
@@ -165,6 +161,7 @@ fn stamp(number: usize) -> Stamp {
 
 struct Bench<'a> {
     tier: &'a dyn Tier,
+    key: &'a PageKey,
     ring: PageRing,
 }
 
@@ -172,7 +169,7 @@ impl Bench<'_> {
     /// Writes up to `count` pages, one by one.
     fn write_each(&mut self, count: usize) -> Result<(Times, Vec<Slot>), MeasureError> {
         let (mut each, mut slots) = (Vec::new(), Vec::new());
-        let (mut page, begun) = ([0; PAGE_BYTES], Instant::now());
+        let (mut page, begun) = ([0; BASE_PAGE_BYTES], Instant::now());
         for number in 0..count {
             if number >= PAGES_MIN && begun.elapsed() > LONGEST {
                 break;
@@ -181,7 +178,7 @@ impl Bench<'_> {
             let mut item = [Store {
                 page: &page,
                 stamp: stamp(number),
-                checksum: page_checksum(&page, stamp(number)),
+                checksum: self.key.checksum(&page, stamp(number)),
                 result: Err(StoreError::Full),
             }];
             let one = Instant::now();
@@ -246,7 +243,8 @@ impl Bench<'_> {
                 let Loaded::Read { fd, offset } = loaded else {
                     return Ok(None);
                 };
-                let least = Duration::from_nanos(self.tier.reading(offset, PAGE_BYTES as u64).0);
+                let least =
+                    Duration::from_nanos(self.tier.reading(offset, BASE_PAGE_BYTES as u64).0);
                 let place = (fd, offset);
                 let started = (self.ring).read_slowly(place, at, at + 1, at as u64, least);
                 started.expect("as many operations as pages");
@@ -255,7 +253,7 @@ impl Bench<'_> {
             self.ring.reap(|at, read| {
                 idle.push(at as usize);
                 done += 1;
-                if read != Ok(PAGE_BYTES) {
+                if read != Ok(BASE_PAGE_BYTES) {
                     failed = Some(LoadError::Failed(FailKind::Io));
                 }
             });
@@ -279,7 +277,7 @@ impl Bench<'_> {
     fn write_all(&mut self, count: usize) -> Result<(Duration, Vec<Slot>), MeasureError> {
         let mut took = Duration::ZERO;
         let mut slots = Vec::new();
-        let mut pages = PageBuf::new(RUN_PAGES)?;
+        let mut pages = PageBuf::new(RUN_PAGES, PageSize::Base)?;
         while slots.len() < count && (slots.is_empty() || took < LONGEST) {
             let run = RUN_PAGES.min(count - slots.len());
             let numbers = slots.len()..slots.len() + run;
@@ -291,7 +289,7 @@ impl Bench<'_> {
                 .map(|(at, number)| Store {
                     page: pages.page(at),
                     stamp: stamp(number),
-                    checksum: page_checksum(pages.page(at), stamp(number)),
+                    checksum: self.key.checksum(pages.page(at), stamp(number)),
                     result: Err(StoreError::Full),
                 })
                 .collect();
@@ -325,7 +323,7 @@ impl Bench<'_> {
                 Loaded::Done => {}
                 Loaded::Read { fd, offset } => match reads.last_mut() {
                     Some((_, from, start, end))
-                        if *from + ((*end - *start) * PAGE_BYTES) as u64 == offset
+                        if *from + ((*end - *start) * BASE_PAGE_BYTES) as u64 == offset
                             && *end == at
                             && at - *start < READ_PAGES =>
                     {
@@ -344,7 +342,7 @@ impl Bench<'_> {
             let (place, token) = ((*fd, *offset), *start as u64);
             let least = self
                 .tier
-                .reading(*offset, ((end - start) * PAGE_BYTES) as u64);
+                .reading(*offset, ((end - start) * BASE_PAGE_BYTES) as u64);
             let least = Duration::from_nanos(least.0);
             let started = self.ring.read_slowly(place, *start, *end, token, least);
             started.expect("as many operations as pages");
@@ -362,7 +360,7 @@ impl Bench<'_> {
         for at in reads.iter().flat_map(|(_, _, start, end)| *start..*end) {
             let page = self.ring.arena().pages(at, at + 1).expect("an idle page");
             let kept = self.tier.checksum(slots[at], stamp(first + at));
-            if kept != Some(page_checksum(page, stamp(first + at))) {
+            if kept != Some(self.key.checksum(page, stamp(first + at))) {
                 return Err(LoadError::Corrupt.into());
             }
         }

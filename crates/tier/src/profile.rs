@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, OFlags, flock, major, minor};
 use rustix::process::geteuid;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::shape::ShapeName;
@@ -34,7 +35,7 @@ const NAME: &str = "profiles.json";
 const OF_ALL: &str = "/var/lib/undercroft";
 
 /// Times of one operation, in seconds.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Times {
     /// Half of them took no longer.
     pub p50: f64,
@@ -42,8 +43,8 @@ pub struct Times {
     pub p99: f64,
 }
 
-/// What a tier takes, as it was measured once.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// Figures of a tier, as they were measured once.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Profile {
     /// As the user gave it.
     pub name: String,
@@ -102,7 +103,7 @@ pub enum ProfileError {
     /// The file is not what was written.
     #[error("{0} is no file of profiles ({1}); remove it and measure again")]
     Damaged(PathBuf, String),
-    /// It cannot be true.
+    /// The profile cannot be true.
     #[error("the figures that were measured of {0} cannot be, so they are not kept; measure again")]
     Unsound(String),
     /// The environment names no place.
@@ -115,7 +116,7 @@ pub enum ProfileError {
 pub struct Profiles(PathBuf);
 
 impl Profiles {
-    /// Those in `folder`, which need not exist yet.
+    /// Profiles in `folder`, which need not exist yet.
     pub fn at(folder: &Path) -> Profiles {
         Profiles(folder.to_owned())
     }
@@ -284,22 +285,17 @@ fn set(name: &str) -> Option<OsString> {
     std::env::var_os(name).filter(|value| !value.is_empty())
 }
 
-/// What a profile is of. Two files on one disk have the same.
+/// Device that a profile is of. Two files on one disk have the same.
 ///
 /// A pool is known by its compressor, a cluster by its nodes, the rest by the device below, and all
 /// by the device whose times they are given.
 fn device_of(spec: &TierSpec) -> String {
-    let below = match spec {
-        TierSpec::Ram(ram) => format!("ram {}", ram.compressor),
-        TierSpec::Nvm(nvm) => format!("nvm {}", below(&nvm.path)),
-        TierSpec::File(file) => format!("file {}", below(&file.path)),
-        TierSpec::Remote(remote) => {
-            let mut nodes: Vec<String> = remote.nodes.iter().map(ToString::to_string).collect();
-            nodes.sort();
-            format!("redis {}", nodes.join(" "))
-        }
+    let below = match &spec.path {
+        Some(path) => below(path),
+        None => spec.identity(),
     };
-    match spec.shape() {
+    let below = format!("{} {below}", spec.facts().kind);
+    match spec.shape {
         Some(shape) => format!("{below} as {shape}"),
         None => below,
     }

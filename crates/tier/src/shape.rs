@@ -10,8 +10,8 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use undercroft_base::{
-    Bytes, LoadError, Loaded, Nanos, PAGE_BYTES, Slot, Stamp, Store, StoreError, Tier, TierInfo,
-    TierUsage,
+    BASE_PAGE_BYTES, Bytes, LoadError, Loaded, Nanos, Slot, Stamp, Store, StoreError, Tier,
+    TierInfo, TierUsage,
 };
 use undercroft_device::{Device, Time};
 
@@ -105,7 +105,7 @@ pub fn read_time(name: ShapeName) -> Nanos {
     let head = profile
         .disk
         .map_or(0.0, |disk| disk.seek_read_ns + disk.turn_ns / 2.0);
-    Nanos((profile.read.time(PAGE_BYTES as u64).ns() + head) as u64)
+    Nanos((profile.read.time(BASE_PAGE_BYTES as u64).ns() + head) as u64)
 }
 
 /// A tier that answers from memory, as slow as a device.
@@ -150,18 +150,18 @@ impl<T: Tier> Tier for Shaped<T> {
     fn store(&self, batch: &mut [Store<'_>]) {
         let begun = Instant::now();
         self.tier.store(batch);
-        let page = PAGE_BYTES as u64;
+        let page = self.info.page.bytes() as u64;
         let stored = batch.iter().filter_map(|item| item.result.ok());
         let ends = stored.map(|slot| self.shape.write(slot.0.wrapping_mul(page), page));
         wait_until(ends.max().unwrap_or(begun));
     }
 
-    fn tidy(&self) {
-        self.tier.tidy();
+    fn tidy(&self) -> bool {
+        self.tier.tidy()
     }
 
     fn load(&self, slot: Slot, stamp: Stamp, dst: &mut [u8]) -> Result<Loaded, LoadError> {
-        let page = PAGE_BYTES as u64;
+        let page = self.info.page.bytes() as u64;
         let end = self.shape.read(slot.0.wrapping_mul(page), page);
         let loaded = self.tier.load(slot, stamp, dst);
         wait_until(end);
@@ -179,7 +179,7 @@ impl<T: Tier> Tier for Shaped<T> {
     fn update(&self, slot: Slot, item: &Store<'_>) -> Option<Result<Bytes, StoreError>> {
         let updated = self.tier.update(slot, item)?;
         if let Ok(Bytes(bytes @ 1..)) = updated {
-            let offset = slot.0.wrapping_mul(PAGE_BYTES as u64);
+            let offset = slot.0.wrapping_mul(self.info.page.bytes() as u64);
             wait_until(self.shape.write(offset, bytes));
         }
         Some(updated)

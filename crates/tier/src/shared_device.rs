@@ -1,4 +1,4 @@
-//! One emulated device for several processes: its state is in memory that all of them map. The
+//! An emulated device for several processes: its state is in memory that all of them map. The
 //! daemon makes it, and a process that has the descriptor has the device.
 //!
 //! ```text
@@ -45,10 +45,10 @@ pub struct SharedDevice(SharedMemory);
 /// This memory is no such device.
 #[derive(Debug, thiserror::Error)]
 pub enum SharedDeviceError {
-    /// It cannot be mapped.
+    /// The memory cannot be mapped.
     #[error("the memory of a shared device: {0}")]
     Memory(#[from] io::Error),
-    /// It is another device, or none.
+    /// The memory is another device, or none.
     #[error("what was given as the device {0} that is shared is none")]
     NotThis(ShapeName),
 }
@@ -103,7 +103,7 @@ impl SharedDevice {
         files.wrapping_mul(FILE_BYTES)
     }
 
-    /// One request at `now`, through `device`. Returns when it ends.
+    /// Makes a request at `now`, through `device`. Returns when it ends.
     pub(crate) fn ask(
         &self,
         device: &mut Device,

@@ -24,7 +24,7 @@ use crate::touch::Touch;
 /// Most ways of a set; each touch may look at all of them.
 const WAYS_MAX: u32 = 64;
 
-/// What a store that misses does before it writes into its new line.
+/// Action of a store that misses, before it writes into its new line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteMiss {
     /// Reads the line from memory.
@@ -42,7 +42,7 @@ pub struct CacheSpec {
     pub ways: u32,
     /// log2 of the bytes of a line.
     pub line_shift: u8,
-    /// What a store that misses does.
+    /// Action of a store that misses.
     pub write_miss: WriteMiss,
 }
 

@@ -10,7 +10,7 @@ pub enum TraceError {
     Io {
         /// Where the read began.
         offset: u64,
-        /// What the system said.
+        /// Error of the system.
         source: io::Error,
     },
     /// The file does not begin as a trace does.
@@ -31,6 +31,12 @@ pub enum TraceError {
         /// The version that can be read.
         known: u16,
     },
+    /// A live trace of a version that recorded batches of evictions for exact replays.
+    #[error("byte {offset}: a live run recorded by an earlier version; record the run again")]
+    Earlier {
+        /// Where the flags are.
+        offset: u64,
+    },
     /// The file ends before its end block: the recorder was stopped, or the file was cut.
     #[error(
         "byte {offset}: the trace ends here, inside {inside} that begins at byte {begin}: it is truncated"
@@ -38,7 +44,7 @@ pub enum TraceError {
     Truncated {
         /// Length of the file.
         offset: u64,
-        /// What was being read.
+        /// The part that was being read.
         inside: &'static str,
         /// Where that begins.
         begin: u64,
@@ -51,7 +57,7 @@ pub enum TraceError {
     Checksum {
         /// Where the checksum is stored.
         offset: u64,
-        /// What it covers.
+        /// The part that it covers.
         of: &'static str,
         /// Where that begins.
         begin: u64,
@@ -65,7 +71,7 @@ pub enum TraceError {
     Corrupt {
         /// The value's place, or the beginning of the block it is in.
         offset: u64,
-        /// What is wrong with it.
+        /// The reason.
         why: String,
     },
 }
@@ -77,6 +83,7 @@ impl TraceError {
             TraceError::Io { offset, .. }
             | TraceError::NotATrace { offset, .. }
             | TraceError::Version { offset, .. }
+            | TraceError::Earlier { offset }
             | TraceError::Truncated { offset, .. }
             | TraceError::Checksum { offset, .. }
             | TraceError::Corrupt { offset, .. } => *offset,

@@ -29,6 +29,6 @@ pub use pages::{PageEntry, PageTrace};
 pub use reader::TraceReader;
 pub use recorder::Recorder;
 pub use reference::{Access, Event, Kind, Movement, Reference};
-pub use reference::{FELL_SHORT, FRAME_LEFT, FRAME_OWNED, PASSED_OVER, TAKEN_BACK};
+pub use reference::{PASSED_OVER, TAKEN_BACK};
 pub use touch::Touch;
 pub use writer::TraceWriter;

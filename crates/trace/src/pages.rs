@@ -11,7 +11,7 @@ use crate::format::totals::Totals;
 use crate::reader::TraceReader;
 use crate::reference::{Access, Kind, Reference};
 
-/// One reference to a page.
+/// A reference to a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageEntry {
     /// Index into [`PageTrace::pages`].
@@ -42,7 +42,7 @@ pub struct PageTrace {
 /// Why a trace cannot be read as pages.
 #[derive(Debug, thiserror::Error)]
 pub enum PageTraceError {
-    /// It cannot be read.
+    /// The trace cannot be read.
     #[error(transparent)]
     Trace(#[from] TraceError),
     /// The pages are smaller than the trace's granule.

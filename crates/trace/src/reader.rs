@@ -213,8 +213,6 @@ impl<R: Read> TraceReader<R> {
         for (kind, what) in [
             (Movement::Accessed, "a use of a page in memory"),
             (Movement::Locked, "a locked page"),
-            (Movement::Named, "a page named by the manager"),
-            (Movement::Recalled, "a page called back"),
             (Movement::Forked, "a fork"),
             (Movement::Ended, "the end of a client"),
             (Movement::Shared, "a page that is shared"),

@@ -1,7 +1,7 @@
-//! One entry of a trace: a memory reference of a program or, in live traces, the movement of a
+//! An entry of a trace: a memory reference of a program or, in live traces, the movement of a
 //! page.
 
-/// What a reference does.
+/// Kind of a reference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Access {
     /// Reads an instruction.
@@ -19,7 +19,7 @@ impl Access {
     }
 }
 
-/// One reference, as a recorder saw it or a generator made it.
+/// A reference, as a recorder saw it or a generator made it.
 ///
 /// * `time`: nanoseconds of virtual time since the trace began; never decreases. A recorder without
 ///   a clock counts references or instructions, and the trace's header says so.
@@ -30,7 +30,7 @@ pub struct Reference {
     pub time: u64,
     /// First byte.
     pub address: u64,
-    /// What it does.
+    /// Its kind.
     pub access: Access,
     /// Which client of the trace, from 0.
     pub client: u16,
@@ -38,66 +38,53 @@ pub struct Reference {
     pub thread: u16,
 }
 
-/// In the thread's place of a page **found** that had shared a relative's frame: it was copied, or
-/// is alone with the frame.
-pub const FRAME_OWNED: u16 = 1;
-/// The same: the relative that was charged for the frame is on its way out, and its stored copy
-/// serves both.
-pub const FRAME_LEFT: u16 = 2;
-
 /// In the thread's place of a page **locked**: only until its process runs again. The policy had
 /// chosen it, and has forgotten it.
 pub const PASSED_OVER: u16 = 1;
 /// The same place: the process runs again, and the policy knows the page again, as one that was
 /// chosen and stayed.
 pub const TAKEN_BACK: u16 = 2;
-/// The same place, without a page: the policy was asked for a whole batch, and its search was cut
-/// off before it had named one.
-pub const FELL_SHORT: u16 = 3;
 
 /// How a page came into memory or left it without a reference of the program. It never counts as a
 /// reference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Movement {
-    /// It was evicted.
+    /// The page was evicted.
     Evicted,
-    /// It was in memory when the manager first saw its mapping. Or fork relatives shared it, and
-    /// from now on it counts as this process's own page: it was copied, or the relative that was
-    /// charged for the frame has released it.
+    /// The page was in memory when the manager first saw its mapping. Or fork relatives shared it,
+    /// and from now on it counts as this process's own page: it was copied, or the relative that
+    /// was charged for the frame has released it.
     Found,
-    /// It was prefetched with a page that was faulted on.
+    /// The page was prefetched with a page that was faulted on.
     Ahead,
-    /// It came back: it had been evicted and could not be stored. Or its mapping was moved to here.
+    /// The page came back: it had been evicted and could not be stored. Or its mapping was moved to
+    /// here.
     Returned,
-    /// It has no content any more, in memory or out: the program dropped, unmapped or moved it.
+    /// The page has no content any more, in memory or out: the program dropped, unmapped or moved
+    /// it.
     Dropped,
-    /// It is out, and was not written since it came: at its eviction its bytes were those of the
-    /// stored copy.
+    /// The page is out, and was not written since it came: at its eviction its bytes were those of
+    /// the stored copy.
     Clean,
-    /// It stayed in memory and was used since the last scan: its Accessed bit was set.
+    /// The page stayed in memory and was used since the last scan: its Accessed bit was set.
     Accessed,
-    /// It may not leave from now on, in memory or not: by the manager's decision or the program's;
-    /// or for a while ([`PASSED_OVER`], [`TAKEN_BACK`]). Or of no page ([`FELL_SHORT`]).
+    /// The page may not leave from now on, in memory or not: by the manager's decision or the
+    /// program's; or for a while ([`PASSED_OVER`], [`TAKEN_BACK`]).
     Locked,
-    /// As [`Movement::Evicted`], but the manager named it itself, not its policy.
-    Named,
-    /// It had been evicted and is not out yet. The next entry is a fault on it, which was served by
-    /// putting it back.
-    Recalled,
     /// No page: the client is a fork child. It has what the client with the number in
     /// [`Event::thread`] has now.
     Forked,
     /// No page: the client has ended with all its pages. A later client with its number is another
     /// one.
     Ended,
-    /// It was in memory when the manager first saw its mapping, in a frame that fork relatives
-    /// share and that one of them is charged for.
+    /// The page was in memory when the manager first saw its mapping, in a frame that fork
+    /// relatives share and that one of them is charged for.
     Shared,
 }
 
 impl Movement {
     /// All of them, in the order of their codes and of the end block.
-    pub const ALL: [Movement; 13] = [
+    pub const ALL: [Movement; 11] = [
         Movement::Evicted,
         Movement::Found,
         Movement::Ahead,
@@ -106,8 +93,6 @@ impl Movement {
         Movement::Clean,
         Movement::Accessed,
         Movement::Locked,
-        Movement::Named,
-        Movement::Recalled,
         Movement::Forked,
         Movement::Ended,
         Movement::Shared,
@@ -129,16 +114,15 @@ pub enum Kind {
     Movement(Movement),
 }
 
-/// One entry of a trace, with the fields of [`Reference`]. The thread of a movement means nothing,
-/// except for evicted, named, found ([`FRAME_OWNED`], [`FRAME_LEFT`]), locked ([`PASSED_OVER`],
-/// [`TAKEN_BACK`], [`FELL_SHORT`]) and forked ones.
+/// An entry of a trace, with the fields of [`Reference`]. The thread of a movement means nothing,
+/// except for locked ([`PASSED_OVER`], [`TAKEN_BACK`]) and forked ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Event {
     /// Virtual time since the trace began.
     pub time: u64,
     /// First byte.
     pub address: u64,
-    /// What happened.
+    /// The event.
     pub kind: Kind,
     /// Which client.
     pub client: u16,

@@ -6,7 +6,7 @@ use crate::reference::{Access, Reference};
 /// Bytes of a line if no cache says otherwise. The smallest page is larger.
 pub const LINE_BYTES: u64 = 64;
 
-/// One touch, of `bytes` bytes from `address` on.
+/// A touch, of `bytes` bytes from `address` on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Touch {
     /// When, in the trace's unit.
@@ -15,7 +15,7 @@ pub struct Touch {
     pub address: u64,
     /// How many; 0 counts as 1.
     pub bytes: u32,
-    /// What it does.
+    /// Its kind.
     pub access: Access,
     /// Which client, from 0.
     pub client: u16,

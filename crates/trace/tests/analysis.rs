@@ -68,7 +68,6 @@ fn a_loop_hits_only_when_all_of_it_fits() {
     let curve = analysis.distances().curve();
     assert_eq!(curve.miss_ratio(99), 1.0);
     assert_eq!(curve.miss_ratio(100), 0.1);
-    assert_eq!(curve.pages_enough(), 100);
 }
 
 #[test]

@@ -81,7 +81,6 @@ fn live() -> (Vec<Event>, Vec<u8>) {
         movements: true,
         accesses: true,
         locks: true,
-        batch_details: true,
         forks: true,
         clients: vec!["a".to_owned(), "b".to_owned()],
         ..Header::default()
@@ -187,7 +186,7 @@ fn movements_without_their_flag_are_neither_written_nor_read() {
     );
     // A file that was made to say so: the first movement is the fourth entry of the first block.
     let mut bad = bytes.clone();
-    bad[12] &= !(8 | 16 | 32 | 64 | 128);
+    (bad[12], bad[13]) = (bad[12] & !(8 | 16 | 32), 0);
     let bad = fuzz::mended(&bad);
     let block = bad.windows(4).position(|at| at == b"REFS").unwrap();
     let error = read(&bad).unwrap_err();
@@ -200,17 +199,24 @@ fn movements_without_their_flag_are_neither_written_nor_read() {
     bad[12] |= 8;
     let error = read_events(&fuzz::mended(&bad)).unwrap_err();
     assert!(matches!(error, TraceError::Truncated { .. }), "{error}");
-    // A flag of tomorrow.
-    let mut bad = bytes;
-    bad[13] |= 1;
-    let error = read(&fuzz::mended(&bad)).unwrap_err();
-    assert_eq!(error.offset(), 12, "{error}");
+    // A flag of tomorrow, and those of yesterday.
+    for (at, flag, says) in [
+        (13, 2, "unknown"),
+        (12, 64, "record the run again"),
+        (12, 128, "record the run again"),
+    ] {
+        let mut bad = bytes.clone();
+        bad[at] |= flag;
+        let error = read(&fuzz::mended(&bad)).unwrap_err();
+        assert_eq!(error.offset(), 12, "{error}");
+        assert!(error.to_string().contains(says), "{error}");
+    }
 }
 
 /// Kinds of movements that have a flag of their own: which, how errors call the first, and the
 /// header without the flag.
-type Later = (&'static [Movement], u8, &'static str, fn(Header) -> Header);
-const LATER: [Later; 4] = [
+type Later = (&'static [Movement], u32, &'static str, fn(Header) -> Header);
+const LATER: [Later; 3] = [
     (&[Movement::Accessed], 16, "a use of a page", |header| {
         Header {
             accesses: false,
@@ -222,17 +228,8 @@ const LATER: [Later; 4] = [
         ..header
     }),
     (
-        &[Movement::Named, Movement::Recalled],
-        64,
-        "a page named",
-        |header| Header {
-            batch_details: false,
-            ..header
-        },
-    ),
-    (
         &[Movement::Forked, Movement::Ended, Movement::Shared],
-        128,
+        256,
         "a fork",
         |header| Header {
             forks: false,
@@ -262,15 +259,19 @@ fn later_kinds_of_movements_need_flags_of_their_own() {
         let some: Vec<Event> = events.iter().copied().filter(|e| !is(e)).collect();
         let some_bytes = write_events(without, &some, 400);
         let counts = match flag {
-            128 => 10,
-            _ => 13,
+            256 => 8,
+            _ => 11,
         };
         let end = some_bytes.len() - (60 + 8 * counts);
         assert_eq!(&some_bytes[end..][..4], b"END.", "flag {flag}");
         assert_eq!(read_events(&some_bytes).unwrap(), some);
         // A file that was made to have them.
+        let flags = u32::from(bytes[12]) | u32::from(bytes[13]) << 8;
+        let put = |bytes: &mut Vec<u8>, flags: u32| {
+            bytes[12..14].copy_from_slice(&(flags as u16).to_le_bytes());
+        };
         let mut bad = bytes.clone();
-        bad[12] &= !flag;
+        put(&mut bad, flags & !flag);
         let error = read_events(&fuzz::mended(&bad)).unwrap_err();
         let block = bad.windows(4).position(|at| at == b"REFS").unwrap();
         assert_eq!(error.offset(), block as u64, "{error}");
@@ -280,22 +281,17 @@ fn later_kinds_of_movements_need_flags_of_their_own() {
             movements: false,
             accesses: false,
             locks: false,
-            batch_details: false,
             forks: false,
             ..header.clone()
         };
-        let with: [fn(&mut Header) -> &mut bool; 4] = [
-            |h| &mut h.accesses,
-            |h| &mut h.locks,
-            |h| &mut h.batch_details,
-            |h| &mut h.forks,
-        ];
+        let with: [fn(&mut Header) -> &mut bool; 3] =
+            [|h| &mut h.accesses, |h| &mut h.locks, |h| &mut h.forks];
         let mut alone = plain.clone();
         *with[at](&mut alone) = true;
         assert!(TraceWriter::new(Vec::new(), alone).is_err(), "flag {flag}");
         assert!(TraceWriter::new(Vec::new(), plain).is_ok());
         let mut bad = bytes.clone();
-        bad[12] = bad[12] & !(8 | 16 | 32 | 64 | 128) | flag;
+        put(&mut bad, flags & !(8 | 16 | 32 | 256) | flag);
         let error = read(&fuzz::mended(&bad)).unwrap_err();
         assert_eq!(error.offset(), 12, "{error}");
     }
@@ -315,9 +311,9 @@ fn later_kinds_of_movements_need_flags_of_their_own() {
 #[test]
 fn the_end_block_must_count_movements_right() {
     let (_, bytes) = live();
-    let end = bytes.len() - 164;
+    let end = bytes.len() - 148;
     assert_eq!(&bytes[end..end + 4], b"END.");
-    for field in 0..13 {
+    for field in 0..11 {
         let mut bad = bytes.clone();
         bad[end + 56 + 8 * field] ^= 1;
         let error = read_events(&fuzz::mended(&bad)).unwrap_err();
@@ -680,8 +676,7 @@ proptest! {
             movements: true,
             accesses: true,
             locks: true,
-            batch_details: true,
-            forks: true,
+                forks: true,
             ..header
         };
         let bytes = write_events(header, &events, u64::MAX);

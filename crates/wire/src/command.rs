@@ -9,6 +9,16 @@
 //! There are two exclusions, each by Dekker's algorithm: a side sets its word, then reads the other
 //! side's word. All of it is sequentially consistent, so at least one of the two sides sees the
 //! other.
+//!
+//! - Reader and agent: `reader_wants` ([`exclude_agent`]) against `busy`
+//!   ([`between_events`]). The agent is inside no MOVE while an event is acknowledged. An
+//!   event about pages of the batch also sets `cancelled`. The reader waits for at most 8 MOVEs of
+//!   together 16 pages; it sleeps if that takes longer than some 20 us, for 2 ms in all.
+//! - Fork gate: `forking` (the atfork handlers) against `in_hand` (`claim`, `release`). No page of
+//!   the process is between taken out and published while fork() copies the address space.
+//!
+//! An agent without a command is not excluded. One that has not started gets no command: it might
+//! carry the command out after the manager has given it up.
 
 use core::sync::atomic::Ordering::{self, *};
 use core::time::Duration;
@@ -30,7 +40,7 @@ pub enum Word {
     Ready,
 }
 
-/// What the protocol needs of its memory and of the kernel. Seven methods: each is one operation
+/// Needs of the protocol from its memory and from the kernel. Seven methods: each is one operation
 /// that the model replaces, and joining two would hide a memory order from it.
 pub trait CommandWords {
     /// An atomic load.
@@ -81,12 +91,14 @@ const ALL: u32 = u32::MAX >> 1;
 /// Claims the right to take pages out: fork() in the program waits until [`release`]. False while
 /// the program is inside fork(), and while it has no running agent: try later. An agent that is
 /// still to start would carry out a command long after it was given up.
+///
+/// The right may be claimed more than once: `in_hand` counts.
 #[inline]
 pub fn claim(page: &impl CommandWords) -> bool {
     if page.load(Word::Agent, Acquire) == 0 {
         return false;
     }
-    page.store(Word::InHand, 1, SeqCst);
+    page.add(Word::InHand, 1);
     if page.load(Word::Forking, SeqCst) == 0 {
         return true;
     }
@@ -94,19 +106,30 @@ pub fn claim(page: &impl CommandWords) -> bool {
     false
 }
 
-/// The pages that were moved out have been read and published.
+/// The pages that were moved out by one claim have been read and published.
 #[inline]
 pub fn release(page: &impl CommandWords) {
+    page.add(Word::InHand, u32::MAX);
+    wake_forks(page);
+}
+
+/// As [`release`], whatever was claimed by a manager that is dead.
+pub fn release_all(page: &impl CommandWords) {
     page.store(Word::InHand, 0, SeqCst);
+    wake_forks(page);
+}
+
+#[inline]
+fn wake_forks(page: &impl CommandWords) {
     if page.load(Word::Forking, SeqCst) != 0 {
         page.wake(Word::InHand, ALL);
     }
 }
 
 /// Posts a command, which `write` writes down. Returns its number. One command at a time, between
-/// [`claim`] and [`release`]. The caller has checked each page, and has held the layout lock for
-/// reading since. So events acknowledged before are known, and an event acknowledged later cancels
-/// this command. [`wait`] wakes the agent.
+/// [`claim`] and [`release`]: the one before is answered. The caller has checked each page, and has
+/// held the layout lock for reading since. So events acknowledged before are known, and an event
+/// acknowledged later cancels this command. [`wait`] wakes the agent.
 #[inline]
 pub fn post(page: &impl CommandWords, write: impl FnOnce()) -> u32 {
     write();
@@ -115,7 +138,7 @@ pub fn post(page: &impl CommandWords, write: impl FnOnce()) -> u32 {
     seq
 }
 
-/// What came of waiting for an agent.
+/// Outcomes of waiting for an agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waited {
     /// The command is answered.
@@ -228,23 +251,29 @@ pub fn announce(page: &impl CommandWords) {
     page.wake(Word::Ready, 1);
 }
 
-/// Waits for [`announce`].
+/// Waits for [`announce`]. False if `comes`, which is asked now and then, says that no agent was
+/// made.
 #[inline]
-pub fn wait_for_agent(page: &impl CommandWords) {
+pub fn wait_for_agent(page: &impl CommandWords, mut comes: impl FnMut() -> bool) -> bool {
     while page.load(Word::Ready, Acquire) == 0 {
-        page.wait(Word::Ready, 0, None);
+        if !comes() {
+            return false;
+        }
+        page.wait(Word::Ready, 0, Some(PATIENCE));
     }
+    true
 }
 
 /// The agent waits for a command other than `last`. Returns its number.
+/// * `sleep`: waits at [`Word::Seq`] while it is the number given, and perhaps for more.
 #[inline]
-pub fn next_command(page: &impl CommandWords, last: u32) -> u32 {
+pub fn next_command(page: &impl CommandWords, last: u32, mut sleep: impl FnMut(u32)) -> u32 {
     loop {
         let seq = page.load(Word::Seq, Acquire);
         if seq != last {
             return seq;
         }
-        page.wait(Word::Seq, last, None);
+        sleep(last);
     }
 }
 
@@ -276,10 +305,14 @@ pub fn answer(page: &impl CommandWords, seq: u32) {
 pub fn before_fork<S: CommandWords>(page: &S) {
     page.add(Word::Forking, 1);
     let mut looks = 0;
-    while page.load(Word::InHand, SeqCst) != 0 {
+    loop {
+        let in_hand = page.load(Word::InHand, SeqCst);
+        if in_hand == 0 {
+            return;
+        }
         looks += 1;
         if looks > S::looks(FORK_LOOKS) {
-            page.wait(Word::InHand, 1, None);
+            page.wait(Word::InHand, in_hand, None);
         }
         page.pause(false);
     }

@@ -1,17 +1,17 @@
 //! The shim's messages as the manager takes them: bytes from a client, parsed once.
 
-use crate::protocol::{self as wire, KIND_FORK, KIND_START, MAGIC, STAGING_PAGES};
+use crate::protocol::{self as wire, KIND_FORK, KIND_GIVE_WAY, KIND_START, MAGIC, STAGING_PAGES};
 
-/// What a shim says first.
+/// The first message of a shim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
     /// `KIND_*`.
     pub kind: u32,
-    /// What the beacon page of a fork child held; 0: the child of a process that was not managed.
+    /// The word in a fork child's beacon page; 0: the child of a process that was not managed.
     pub nonce: u64,
 }
 
-/// What a shim has set up; addresses are page-aligned.
+/// The memory that a shim has set up; addresses are page-aligned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ready {
     /// Staging area; the holding area follows, and the agent's stack.
@@ -22,7 +22,7 @@ pub struct Ready {
     pub beacon: u64,
 }
 
-const PAGE_BYTES: u64 = 4096;
+const BASE_PAGE_BYTES: u64 = 4096;
 
 /// Most that may lie behind the holding area: the agent's stack.
 const STACK_MAX: u64 = 1 << 20;
@@ -57,7 +57,7 @@ impl Ready {
             private_end: word(bytes, 2)?,
             beacon: word(bytes, 3)?,
         };
-        let page = PAGE_BYTES;
+        let page = BASE_PAGE_BYTES;
         let aligned = [ready.staging, ready.private_end, ready.beacon]
             .iter()
             .all(|address| *address % page == 0 && *address > 0 && *address < 1 << 56);
@@ -70,28 +70,60 @@ impl Ready {
     }
 }
 
+/// A range that the program wants for a userfaultfd of its own; page-aligned and not empty.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GiveWay {
+    /// First address.
+    pub start: u64,
+    /// End.
+    pub end: u64,
+}
+
+impl GiveWay {
+    /// Length of the message.
+    pub const BYTES: usize = size_of::<wire::GiveWay>();
+
+    /// `None` for anything but a well-formed message with sane addresses.
+    pub fn parse(bytes: &[u8]) -> Option<GiveWay> {
+        let (head, start, end) = (word(bytes, 0)?, word(bytes, 1)?, word(bytes, 2)?);
+        let known = head == u64::from(MAGIC) | u64::from(KIND_GIVE_WAY) << 32;
+        let aligned = start.is_multiple_of(BASE_PAGE_BYTES) && end.is_multiple_of(BASE_PAGE_BYTES);
+        let shaped = bytes.len() == GiveWay::BYTES && aligned && start < end && end < 1 << 56;
+        (known && shaped).then_some(GiveWay { start, end })
+    }
+}
+
 /// The bytes of an answer: Welcome and Go.
 pub fn answer(refused: bool) -> [u8; 8] {
     (u64::from(MAGIC) | u64::from(refused) << 32).to_ne_bytes()
 }
 
-/// What must hold of every accepted message: it says what its bytes say, its addresses lie below
-/// the end of an address space, and no byte more or less would be accepted. The fuzz target and its
-/// test use it.
+/// Checks what must hold of every accepted message: it says what its bytes say, its addresses lie
+/// below the end of an address space, and no byte more or less would be accepted. The fuzz target
+/// and its test use it.
 pub fn check(bytes: &[u8]) -> bool {
     let (hello, ready) = (Hello::parse(bytes), Ready::parse(bytes));
-    assert!(hello.is_none() || ready.is_none(), "two messages at once");
+    let asked = GiveWay::parse(bytes);
+    let all = [hello.is_some(), ready.is_some(), asked.is_some()];
+    assert!(
+        all.iter().filter(|is| **is).count() < 2,
+        "two messages at once"
+    );
+    if let Some(asked) = asked {
+        assert_eq!(bytes.len(), GiveWay::BYTES);
+        assert!(asked.start < asked.end && asked.end < 1 << 56);
+    }
     if let Some(hello) = hello {
         assert_eq!(bytes.len(), Hello::BYTES);
         assert!(hello.kind == KIND_START || hello.kind == KIND_FORK);
     }
     if let Some(ready) = ready {
         assert_eq!(bytes.len(), Ready::BYTES);
-        let room = 2 * STAGING_PAGES as u64 * PAGE_BYTES;
+        let room = 2 * STAGING_PAGES as u64 * BASE_PAGE_BYTES;
         assert!(ready.staging + room <= ready.private_end);
         assert!(ready.private_end < 1 << 56 && ready.beacon < 1 << 56);
     }
-    hello.is_some() || ready.is_some()
+    all.contains(&true)
 }
 
 #[cfg(test)]
@@ -108,14 +140,14 @@ mod tests {
         let mut taken = 0;
         for _ in 0..200_000 {
             let mut bytes = [0u8; 40];
-            let head = u64::from(MAGIC) | (dice() % 3) << 32;
+            let head = u64::from(MAGIC) | (dice() % 4) << 32;
             let base = (dice() >> 7) & !4095;
             let end = base + (dice() % 200) * 4096 + (dice() % 2) * (dice() % 8);
             let words = [head, base, end, (dice() >> 7) & !4095, dice()];
             for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
                 to.copy_from_slice(&word.to_ne_bytes());
             }
-            for length in [16, 32, dice() as usize % 41] {
+            for length in [16, 24, 32, dice() as usize % 41] {
                 taken += u32::from(check(&bytes[..length]));
             }
         }

@@ -9,6 +9,20 @@
 //!                                                  uffd of the holding area]
 //! manager -> shim   Go + [uffd of the process]
 //! ```
+//! The shim makes both userfaultfds, that of the holding area without events; a fork child makes
+//! only the second, because the FORK event brought the first. Only the manager needs the right to
+//! enable events. It registers both areas, proves that userfaultfds, areas and agent are of one
+//! address space, and hands the process's userfaultfd back for the agent. Later it registers
+//! mappings from its own process. It believes nothing that the client says of itself
+//! (docs/security.md).
+//!
+//! A command is about places `from..count` of both areas: all of them, or one half ([`places_of`]).
+//! It changes nothing at the other places, where pages of the command before may be.
+//!
+//! A page goes into the staging area by the process's userfaultfd: the kernel refuses that while a
+//! layout event of the process is unread. It goes on into the holding area by the other one, which
+//! raises no event. A *stranded* page is in use in the staging area and cannot go on: the manager
+//! reads it there, and no command uses its place until the place is free.
 
 use core::mem::offset_of;
 use core::sync::atomic::{AtomicU32, AtomicU64};
@@ -16,7 +30,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64};
 use crate::command::Word;
 
 /// First word of every message.
-pub const MAGIC: u32 = 0x5543_0001;
+pub const MAGIC: u32 = 0x5543_0004;
 
 /// Pages of the staging area, and so the most pages of one command.
 pub const STAGING_PAGES: usize = 64;
@@ -24,10 +38,38 @@ pub const STAGING_PAGES: usize = 64;
 /// Environment variable with the path of the manager's socket.
 pub const SOCKET_VARIABLE: &str = "UNDERCROFT_SOCKET";
 
+/// File name by which a program loads the shim. AddressSanitizer as a shared library starts only if
+/// the name of the first library contains `libasan`. Linked statically, it starts only if no
+/// mapping's name does: so this is a link.
+pub const SHIM_LINK: &str = "libundercroft_shim-beside-libasan.so";
+
+/// Directory, below that of the run, with the shim for 64-bit loaders and a stub for 32-bit ones:
+/// each puts the name of its own platform here.
+pub const BY_PLATFORM: &str = "$PLATFORM";
+
 /// A program that has just started.
 pub const KIND_START: u32 = 0;
 /// A fork child.
 pub const KIND_FORK: u32 = 1;
+
+/// A process that is managed asks for a range to be given up.
+pub const KIND_GIVE_WAY: u32 = 2;
+
+/// Asks the manager to give a range up, because the program registers it with a userfaultfd of its
+/// own. The only message of its connection. The manager's [`Answer`] comes when the range has all
+/// its pages in memory and is registered no more, or `refused`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct GiveWay {
+    /// [`MAGIC`].
+    pub magic: u32,
+    /// [`KIND_GIVE_WAY`].
+    pub kind: u32,
+    /// First address.
+    pub start: u64,
+    /// End.
+    pub end: u64,
+}
 
 /// First message of the shim.
 #[repr(C)]
@@ -52,7 +94,7 @@ pub struct Answer {
     pub refused: u32,
 }
 
-/// What the shim has set up. All addresses are the client's.
+/// The memory that the shim has set up. All addresses are the client's.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Ready {
@@ -65,7 +107,7 @@ pub struct Ready {
     pub staging: u64,
     /// End of the shim's mapping that starts at `staging`.
     pub private_end: u64,
-    /// One page that only fork children touch.
+    /// A page that only fork children touch.
     pub beacon: u64,
 }
 
@@ -75,6 +117,19 @@ pub const CPU_WORDS: usize = 128;
 /// Move the listed pages into the staging area.
 pub const OP_MOVE: u32 = 1;
 
+/// Pages of one half of the staging area.
+pub const HALF_PAGES: usize = STAGING_PAGES / 2;
+
+/// The places that a command may change that lists `from..count`, as bits: a half, or all.
+pub const fn places_of(from: usize, count: usize) -> u64 {
+    let low = u64::MAX >> HALF_PAGES;
+    match (from < HALF_PAGES, count > HALF_PAGES) {
+        (true, false) => low,
+        (false, true) => !low,
+        _ => u64::MAX,
+    }
+}
+
 /// The first run of set bits of `mask` within `from..count`, as (first bit, one past the last).
 /// `count` is at most 64.
 pub fn next_run(mask: u64, from: usize, count: usize) -> Option<(usize, usize)> {
@@ -83,6 +138,12 @@ pub fn next_run(mask: u64, from: usize, count: usize) -> Option<(usize, usize)> 
     let end = (first..count).find(|at| !set(at)).unwrap_or(count);
     Some((first, end))
 }
+
+/// The program ends: its agent ends first.
+pub const QUIT: u32 = 1;
+
+/// Another process has the memory, perhaps a vfork child: the agent stays when the program ends.
+pub const STAY: u32 = 2;
 
 /// The page shared by one agent and the manager. All zero at first. `command.rs` has what each side
 /// does to it, and in which order.
@@ -97,8 +158,8 @@ pub struct CommandPage {
     pub seq: AtomicU32,
     /// Number of the last command done; futex.
     pub done: AtomicU32,
-    /// Thread id of the agent. When the agent dies, the kernel clears it and wakes its waiters
-    /// (futex).
+    /// Process id of the agent. It is cleared when the agent ends, and its waiters are woken
+    /// (futex): by the kernel if another process uses the memory, by the agent itself otherwise.
     pub agent: AtomicU32,
     /// The agent is inside a MOVE; futex.
     pub busy: AtomicU32,
@@ -109,9 +170,10 @@ pub struct CommandPage {
     pub cancelled: AtomicU32,
     /// `OP_*`.
     pub op: AtomicU32,
-    /// How many pages are listed.
+    /// The end of the listed places.
     pub count: AtomicU32,
-    /// Result: bit i = page i was moved (dropped, touched).
+    /// Result: bit i = page i was moved (dropped, touched). A command leaves the bits of other
+    /// places as they are, here and in the other results.
     pub moved: AtomicU64,
     /// Result: bit i = page i is pinned or shared.
     pub refused: AtomicU64,
@@ -134,8 +196,13 @@ pub struct CommandPage {
     /// The CPUs that thread may use, as a set of bits.
     pub cpus: [AtomicU64; CPU_WORDS],
     /// The staging area has zeros that the manager mapped where a thread of the program read, or
-    /// pages that did not move on. The agent clears them, and this word, before its next command.
+    /// pages that did not move on. Bit 0: in the low half; bit 1: in the high one. The agent clears
+    /// them, and the bit, before its next command there.
     pub strays: AtomicU32,
+    /// 0, [`QUIT`] or [`STAY`]; futex.
+    pub quit: AtomicU32,
+    /// The first listed place.
+    pub from: AtomicU32,
 }
 
 const _: () = assert!(size_of::<CommandPage>() <= 4096, "it is mapped as one page");

@@ -1,4 +1,4 @@
-//! `cargo xtask test`: builds everything and runs all tests, those that only compute beside the
+//! `cargo xtask test`: builds everything and runs the tests, those that only compute beside the
 //! others.
 //!
 //! Tests of running programs wait for devices, for signals and for each other. What only computes
@@ -13,11 +13,12 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use crate::ring;
 use crate::tidy::root;
 
 /// Where tests are that start no program (but this one's own short ones) and measure no time.
 const COMPUTE: [&str; 11] = [
-    "crates/sim/",
+    "lab/sim/",
     "crates/policy/",
     "crates/engine/",
     "crates/model/",
@@ -26,7 +27,7 @@ const COMPUTE: [&str; 11] = [
     "crates/trace/",
     "crates/wire/",
     "crates/xtask/",
-    "crates/lab/tests/simulated/",
+    "lab/experiments/tests/simulated/",
     "crates/manager/tests/command_model/",
 ];
 
@@ -42,7 +43,7 @@ const NAMED: usize = 12;
 struct Part {
     name: String,
     program: PathBuf,
-    arguments: Vec<&'static str>,
+    arguments: Vec<String>,
     folder: PathBuf,
 }
 
@@ -71,19 +72,26 @@ fn may_be_idle() -> bool {
     command.output().is_ok_and(|output| output.status.success())
 }
 
-/// Builds everything and runs all tests; with `lints` also Clippy, where a warning is an error.
-/// Prints as it goes. Returns what took longest.
+/// Builds everything and runs the tests of a change, or `all`; with `lints` also Clippy, where a
+/// warning is an error. Prints as it goes. Returns what took longest.
 ///
 /// Errors: what failed, by name. Every part runs, also after a failure.
-pub(crate) fn run(lints: bool) -> Result<String, String> {
-    let release = cargo("the release build", &["build", "--release", "--locked"]);
+pub(crate) fn run(lints: bool, all: bool) -> Result<String, String> {
+    let words = "build --release --locked -p undercroft-cli -p undercroft-lab --features \
+                 undercroft-cli/redis";
+    let release = cargo("the release builds", &words.split(' ').collect::<Vec<_>>());
     if !release.run().passed {
         return Err(format!("{} failed", release.name));
     }
     let computes = |part: &Part| COMPUTE.iter().any(|place| part.name.starts_with(place));
-    let (mut quiet, programs): (Vec<Part>, Vec<Part>) = tests()?.into_iter().partition(computes);
+    let (mut quiet, mut programs): (Vec<Part>, Vec<Part>) =
+        tests()?.into_iter().partition(computes);
+    if !all {
+        let live = programs.iter_mut().find(|part| part.name.starts_with(LIVE));
+        live.ok_or("cargo names no live tests")?.leave_for_later()?;
+    }
     if lints {
-        let words = "clippy --workspace --all-targets --locked -- -D warnings";
+        let words = "clippy --workspace --all-targets --locked --features undercroft-cli/redis -- -D warnings";
         quiet.insert(0, cargo("clippy", &words.split(' ').collect::<Vec<_>>()));
     }
     let beside = Beside {
@@ -154,7 +162,7 @@ fn tests() -> Result<Vec<Part>, String> {
     Ok(found)
 }
 
-/// What a message of cargo says of a test that can run. Errors: it is not understood.
+/// The test that can run, as a message of cargo names it. Errors: it is not understood.
 fn test(line: &str) -> Option<Result<Part, String>> {
     let message: Value = serde_json::from_str(line).ok()?;
     let program = PathBuf::from(message["executable"].as_str()?);
@@ -172,7 +180,7 @@ fn part_of(message: &Value, program: PathBuf) -> Option<Part> {
     let name = source.strip_prefix(root()).ok()?.display().to_string();
     Some(Part {
         arguments: if name.starts_with(LIVE) {
-            vec![LIVE_THREADS]
+            vec![LIVE_THREADS.to_owned()]
         } else {
             Vec::new()
         },
@@ -182,16 +190,45 @@ fn part_of(message: &Value, program: PathBuf) -> Option<Part> {
     })
 }
 
-fn cargo(name: &str, arguments: &[&'static str]) -> Part {
+fn cargo(name: &str, arguments: &[&str]) -> Part {
     Part {
         name: name.to_owned(),
         program: std::env::var_os("CARGO").map_or("cargo".into(), PathBuf::from),
-        arguments: arguments.to_vec(),
+        arguments: arguments.iter().map(|word| (*word).to_owned()).collect(),
         folder: root(),
     }
 }
 
+/// The name of the commit that is checked out; empty if git does not tell.
+fn commit() -> String {
+    let mut git = Command::new("git");
+    git.args(["rev-parse", "HEAD"]).current_dir(root());
+    let told = git.output().map(|told| told.stdout).unwrap_or_default();
+    String::from_utf8_lossy(&told).trim().to_owned()
+}
+
 impl Part {
+    /// Leaves out the live tests that a change does not run, and says which.
+    fn leave_for_later(&mut self) -> Result<(), String> {
+        let list = self.command().arg("--list").output();
+        let list = list.map_err(|error| format!("{}: {error}", self.name))?;
+        let stale = ring::unknown(&String::from_utf8_lossy(&list.stdout));
+        if !stale.is_empty() {
+            return Err(format!(
+                "no live test has these names: {}",
+                stale.join(", ")
+            ));
+        }
+        let later = ring::later(&commit());
+        println!(
+            "      Later, by `cargo xtask test --all`: {}",
+            later.join(", ")
+        );
+        let words = later.iter().flat_map(|name| ["--skip", name]);
+        self.arguments.extend(words.map(str::to_owned));
+        Ok(())
+    }
+
     fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
         command.args(&self.arguments);
@@ -328,7 +365,7 @@ mod tests {
         Part {
             name: script.to_owned(),
             program: "/bin/sh".into(),
-            arguments: vec!["-c", script],
+            arguments: vec!["-c".to_owned(), script.to_owned()],
             folder: root(),
         }
     }

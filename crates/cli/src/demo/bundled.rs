@@ -1,5 +1,4 @@
-//! The bundled key-value store, which the demo uses if redis-server is not installed. A thread for
-//! each connection, values on the heap.
+//! The demo's key-value store. A thread for each connection, values on the heap.
 
 use std::collections::HashMap;
 use std::io::{self, BufReader, BufWriter, Write};

@@ -8,26 +8,32 @@ mod table;
 mod workload;
 
 use std::io::IsTerminal;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::path::Path;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use undercroft_base::Bytes;
+use undercroft_rig::{Plain, Rig, SwapFile, TierChoice, Undercroft, Zram, interrupt};
 
-use crate::args::{DemoArgs, StoreArg};
-use crate::failure::{Failure, status};
-use server::{NoServer, Place, Server, Setting};
-use table::{Row, Run};
+use crate::args::DemoArgs;
+use server::{NoServer, Server};
+use table::{Round, Rounds};
+use undercroft_terminal::{Failure, status};
 use workload::{CONNECTIONS, Phase, Plan, VALUE_BYTES};
 
 /// Undercroft and kernel swap get the measured footprint divided by this.
 const SHARE: u64 = 4;
 
+/// The ways to give the store memory. The first has no limit.
+const SETTINGS: [&str; 4] = [
+    "no limit",
+    "undercroft, 25 %",
+    "kernel zram, 25 % + compressed",
+    "kernel swap file, 25 %",
+];
+
 /// Runs the demo. Status 0 only if every value of every setting was right.
 pub(crate) fn demo(args: &DemoArgs) -> Result<u8, Failure> {
-    let stop = interrupt_flag()?;
-    let redis = choose_store(args.store)?;
+    interrupt::install();
     let directory = tempfile::Builder::new()
         .prefix("undercroft-demo-")
         .tempdir()
@@ -39,45 +45,65 @@ pub(crate) fn demo(args: &DemoArgs) -> Result<u8, Failure> {
                 "set TMPDIR to a directory that can be written",
             )
         })?;
-    let place = Place {
-        directory: directory.path(),
-        redis: redis.as_deref(),
-        size: args.size,
-    };
     let plan = Plan {
         keys: args.size.0.div_ceil(VALUE_BYTES as u64),
         ops: args.ops,
     };
-    let store = if redis.is_some() {
-        "redis-server"
-    } else {
-        "the bundled key-value store"
-    };
     let narrator = Narrator { loud: !args.json };
     narrator.say(&format!(
-        "{store}: {} values of {VALUE_BYTES} bytes, then {} requests over {CONNECTIONS} connections \
-         (zipfian, 10 % writes), then all values again",
+        "a key-value store: {} values of {VALUE_BYTES} bytes, then {} requests over {CONNECTIONS} \
+         connections (zipfian, 10 % writes), then all values again",
         plan.keys, plan.ops
     ));
 
-    let first = measure("no limit", Setting::NoLimit, &place, plan, &stop)?;
+    let first = measure(0, &Plain, Bytes(0), directory.path(), plan)?;
     let footprint = first.dram();
     let limit = Bytes((footprint.0 / SHARE).max(crate::values::MEMORY_MAX_MIN.0));
     narrator.say(&format!(
         "footprint {footprint}; a quarter of it is {limit}"
     ));
-    let rows = take_turns(args, first, limit, &place, plan, &stop)?;
+    let rows = take_turns(args, first, limit, directory.path(), plan)?;
     let sort = if args.no_sort {
         None
     } else {
         Some(sort::measure(args, directory.path(), &narrator)?)
     };
-    table::print(&rows, sort.as_ref(), store, plan, limit, args.json)?;
-    if rows.iter().all(Row::is_right) {
+    table::print(&rows, sort.as_ref(), plan, limit, args.json)?;
+    if rows.iter().all(Rounds::is_right) {
         Ok(0)
     } else {
         Ok(status::FAILED)
     }
+}
+
+/// Undercroft, zram and a swap file, each with this room for what leaves memory. `None`: the user
+/// leaves it out.
+fn rigs(
+    args: &DemoArgs,
+    directory: &Path,
+    swap: Bytes,
+) -> Result<[Option<Box<dyn Rig>>; 3], Failure> {
+    // A swap file needs a file system on a disk; the temporary directory may be in memory.
+    let place = crate::run::tier_directory(None, directory.to_owned())?;
+    let ours = Undercroft {
+        binary: server::own_binary()?,
+        name: None,
+        tier: TierChoice::RamThenFile(place.clone()),
+        swap,
+        directory: directory.to_owned(),
+        extra: Vec::new(),
+        alone: false,
+    };
+    let file = SwapFile {
+        swap,
+        directory: place,
+    };
+    let kernel = |rig: Box<dyn Rig>| (!args.no_kernel_swap).then_some(rig);
+    Ok([
+        Some(Box::new(ours)),
+        kernel(Box::new(Zram { swap })),
+        kernel(Box::new(file)),
+    ])
 }
 
 /// Measures all settings, `args.rounds` times in turn.
@@ -85,33 +111,26 @@ pub(crate) fn demo(args: &DemoArgs) -> Result<u8, Failure> {
 /// * `first`: the first round without a limit.
 fn take_turns(
     args: &DemoArgs,
-    first: Run,
+    first: Round,
     limit: Bytes,
-    place: &Place<'_>,
+    directory: &Path,
     plan: Plan,
-    stop: &AtomicBool,
-) -> Result<Vec<Row>, Failure> {
-    let settings = [
-        ("no limit", Setting::NoLimit),
-        ("undercroft, 25 %", Setting::Undercroft(limit)),
-        ("kernel zram, 25 % + compressed", Setting::Zram(limit)),
-        ("kernel swap file, 25 %", Setting::SwapFile(limit)),
-    ];
-    let mut rows: Vec<Row> = settings.iter().map(|(name, _)| Row::new(name)).collect();
+) -> Result<Vec<Rounds>, Failure> {
+    let swap = Bytes(2 * args.size.0 + (256 << 20));
+    let [ours, zram, file] = rigs(args, directory, swap)?;
+    let rigs = [Some(Box::new(Plain) as Box<dyn Rig>), ours, zram, file];
+    let mut rows: Vec<Rounds> = SETTINGS.iter().map(|name| Rounds::new(name)).collect();
     rows[0].add(first);
     for round in 0..usize::from(args.rounds) {
         // Each round begins with another setting, so that none always follows the same one.
-        for turn in 0..settings.len() {
-            let at = (round + turn) % settings.len();
-            let (name, setting) = settings[at];
-            let is_kernel = matches!(setting, Setting::Zram(_) | Setting::SwapFile(_));
+        for turn in 0..SETTINGS.len() {
+            let at = (round + turn) % SETTINGS.len();
             if (round == 0 && at == 0) || rows[at].is_absent() {
                 continue;
             }
-            rows[at].add(if is_kernel && args.no_kernel_swap {
-                Run::Absent("left out by --no-kernel-swap".to_owned())
-            } else {
-                measure(name, setting, place, plan, stop)?
+            rows[at].add(match &rigs[at] {
+                None => Round::Absent("left out by --no-kernel-swap".to_owned()),
+                Some(rig) => measure(at, rig.as_ref(), limit, directory, plan)?,
             });
         }
     }
@@ -120,7 +139,7 @@ fn take_turns(
 
 /// The hidden `demo-kv`.
 pub(crate) fn serve_bundled(socket: &Path) -> Result<u8, Failure> {
-    server::serve_bundled(socket).map(|()| 0).map_err(|error| {
+    bundled::serve(socket).map(|()| 0).map_err(|error| {
         Failure::new(
             status::FAILED,
             format!("the demo's store cannot listen on {}", socket.display()),
@@ -130,71 +149,41 @@ pub(crate) fn serve_bundled(socket: &Path) -> Result<u8, Failure> {
     })
 }
 
-fn choose_store(wanted: StoreArg) -> Result<Option<PathBuf>, Failure> {
-    match (wanted, server::find_redis()) {
-        (StoreArg::Bundled, _) => Ok(None),
-        (StoreArg::Auto, found) => Ok(found),
-        (StoreArg::Redis, Some(found)) => Ok(Some(found)),
-        (StoreArg::Redis, None) => Err(Failure::new(
-            status::FAILED,
-            "redis-server cannot be used",
-            "no directory of PATH has one that can be managed",
-            "install it (apt install redis-server), or use --store bundled",
-        )),
-    }
-}
-
-fn interrupt_flag() -> Result<Arc<AtomicBool>, Failure> {
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        signal_hook::flag::register(signal, stop.clone()).map_err(|error| {
-            Failure::new(
-                status::FAILED,
-                "cannot handle Ctrl-C",
-                error.to_string(),
-                "please report this; it is a bug",
-            )
-        })?;
-    }
-    Ok(stop)
-}
-
-/// Runs one setting from start to end.
+/// Runs a setting from start to end. `at`: its place in [`SETTINGS`].
 fn measure(
-    name: &'static str,
-    setting: Setting,
-    place: &Place<'_>,
+    at: usize,
+    rig: &dyn Rig,
+    limit: Bytes,
+    directory: &Path,
     plan: Plan,
-    stop: &AtomicBool,
-) -> Result<Run, Failure> {
-    let (server, client) = match Server::start(setting, place, stop) {
+) -> Result<Round, Failure> {
+    let (server, client) = match Server::start(rig, limit, directory) {
         Ok(started) => started,
-        Err(NoServer::Unavailable(why)) => return Ok(Run::Absent(why)),
-        Err(NoServer::Failed(failure)) => return Err(interrupted_or(failure, stop)),
+        Err(NoServer::Unavailable(why)) => return Ok(Round::Absent(why)),
+        Err(NoServer::Failed(failure)) => return Err(interrupted_or(failure)),
     };
+    let name = SETTINGS[at];
     let bar = Bar::new(name);
     let measured = server.more(client, CONNECTIONS).and_then(|mut clients| {
         let mut show = |phase, done| bar.show(phase, done, plan);
-        let measured = workload::run(&mut clients, plan, stop, &mut show)?;
+        let measured = workload::run(&mut clients, plan, &mut show)?;
         Ok((measured, clients.swap_remove(0)))
     });
     bar.end();
     let (measured, client) = measured.map_err(|error| {
         let what = format!("{name}: the store broke off ({error})");
-        interrupted_or(server.failure(&what), stop)
+        interrupted_or(server.failure(&what))
     })?;
-    let used = server
-        .finish(client)
-        .map_err(|failure| interrupted_or(failure, stop))?;
-    Ok(Run::Measured {
+    let used = server.finish(client, at == 0).map_err(interrupted_or)?;
+    Ok(Round::Measured {
         measured: Box::new(measured),
         dram: used.dram,
         report: used.report.map(Box::new),
     })
 }
 
-fn interrupted_or(failure: Failure, stop: &AtomicBool) -> Failure {
-    if stop.load(Ordering::Relaxed) {
+fn interrupted_or(failure: Failure) -> Failure {
+    if interrupt::requested() {
         Failure::new(
             130,
             "interrupted",

@@ -3,24 +3,24 @@
 use hdrhistogram::Histogram;
 use serde::Serialize;
 use undercroft_base::{Bytes, Nanos};
-use undercroft_manager::report::{Quantiles, Report, SCHEMA_VERSION};
+use undercroft_proto::report::{Quantiles, Report, SCHEMA_VERSION};
 
 use super::sort::Sorted;
 use super::workload::{CONNECTIONS, Measured, Plan, VALUE_BYTES};
-use crate::failure::Failure;
 use crate::show;
+use undercroft_terminal::Failure;
 
-/// One setting and its rounds.
-pub(super) struct Row {
+/// A setting and its rounds.
+pub(super) struct Rounds {
     /// As printed.
     name: &'static str,
     /// Of each round, until it turned out that it cannot run here.
-    runs: Vec<Run>,
+    runs: Vec<Round>,
 }
 
-/// One round of one setting.
-pub(super) enum Run {
-    /// It ran.
+/// A round of a setting.
+pub(super) enum Round {
+    /// The round ran.
     Measured {
         /// Speed and verification.
         measured: Box<Measured>,
@@ -29,30 +29,30 @@ pub(super) enum Run {
         /// Undercroft's own report.
         report: Option<Box<Report>>,
     },
-    /// It did not, for this reason.
+    /// The round did not run, for this reason.
     Absent(String),
 }
 
-impl Run {
+impl Round {
     /// DRAM at its peak; 0 if it did not run.
     pub(super) fn dram(&self) -> Bytes {
         match self {
-            Run::Measured { dram, .. } => *dram,
-            Run::Absent(_) => Bytes(0),
+            Round::Measured { dram, .. } => *dram,
+            Round::Absent(_) => Bytes(0),
         }
     }
 
     fn measured(&self) -> Option<&Measured> {
         match self {
-            Run::Measured { measured, .. } => Some(measured),
-            Run::Absent(_) => None,
+            Round::Measured { measured, .. } => Some(measured),
+            Round::Absent(_) => None,
         }
     }
 
     fn report(&self) -> Option<&Report> {
         match self {
-            Run::Measured { report, .. } => report.as_deref(),
-            Run::Absent(_) => None,
+            Round::Measured { report, .. } => report.as_deref(),
+            Round::Absent(_) => None,
         }
     }
 }
@@ -86,17 +86,17 @@ struct DocumentRow<'a> {
     report: Option<&'a Report>,
 }
 
-impl Row {
+impl Rounds {
     /// A setting that has not run.
-    pub(super) fn new(name: &'static str) -> Row {
-        Row {
+    pub(super) fn new(name: &'static str) -> Rounds {
+        Rounds {
             name,
             runs: Vec::new(),
         }
     }
 
     /// Adds a round.
-    pub(super) fn add(&mut self, run: Run) {
+    pub(super) fn add(&mut self, run: Round) {
         self.runs.push(run);
     }
 
@@ -112,16 +112,16 @@ impl Row {
 
     fn absent(&self) -> Option<&str> {
         self.runs.iter().find_map(|run| match run {
-            Run::Absent(why) => Some(why.as_str()),
-            Run::Measured { .. } => None,
+            Round::Absent(why) => Some(why.as_str()),
+            Round::Measured { .. } => None,
         })
     }
 
     fn rounds(&self) -> impl Iterator<Item = &Measured> {
-        self.runs.iter().filter_map(Run::measured)
+        self.runs.iter().filter_map(Round::measured)
     }
 
-    /// One figure of each round, ascending.
+    /// A figure of each round, ascending.
     fn sorted(&self, of: impl Fn(&Measured) -> f64) -> Vec<f64> {
         let mut all: Vec<f64> = self.rounds().map(of).collect();
         all.sort_by(f64::total_cmp);
@@ -166,7 +166,7 @@ impl Row {
     }
 
     fn report(&self) -> Option<&Report> {
-        self.runs.iter().rev().find_map(Run::report)
+        self.runs.iter().rev().find_map(Round::report)
     }
 
     fn text(&self) -> String {
@@ -201,9 +201,8 @@ impl Row {
 
 /// Prints every row on standard output.
 pub(super) fn print(
-    rows: &[Row],
+    rows: &[Rounds],
     sort: Option<&Sorted>,
-    store: &str,
     plan: Plan,
     limit: Bytes,
     json: bool,
@@ -211,18 +210,18 @@ pub(super) fn print(
     if json {
         return show::json(&Document {
             schema_version: SCHEMA_VERSION,
-            store,
+            store: "bundled",
             values: plan.keys,
             value_bytes: VALUE_BYTES,
             requests: plan.ops,
             connections: CONNECTIONS,
             memory_max_bytes: limit.0,
-            rows: rows.iter().map(Row::document).collect(),
+            rows: rows.iter().map(Rounds::document).collect(),
             sort,
         });
     }
     show::line(&format!(
-        "\n{store}, {} values of {VALUE_BYTES} bytes, {} requests over {CONNECTIONS} connections, limit {limit}\n",
+        "\n{} values of {VALUE_BYTES} bytes, {} requests over {CONNECTIONS} connections, limit {limit}\n",
         plan.keys, plan.ops
     ))?;
     show::line(&format!(
@@ -234,15 +233,13 @@ pub(super) fn print(
     }
     for tier in rows
         .iter()
-        .filter_map(Row::report)
+        .filter_map(Rounds::report)
         .flat_map(|report| &report.tiers)
     {
-        let ratio = tier
-            .ratio
-            .map_or("-".to_owned(), |ratio| format!("{ratio:.2}"));
+        let ratio = tier.figures.ratio_text();
         show::line(&format!(
             "  tier {}: logical {}, stored {}, ratio {ratio}",
-            tier.name,
+            tier.figures.name,
             Bytes(tier.logical_bytes_peak),
             Bytes(tier.stored_bytes_peak)
         ))?;

@@ -6,7 +6,7 @@
 
 use std::fmt::Write as _;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use hdrhistogram::Histogram;
@@ -20,7 +20,7 @@ pub(super) const VALUE_BYTES: usize = 4000;
 pub(super) const CONNECTIONS: usize = 4;
 /// Requests in flight while loading and verifying.
 const PIPELINE: u64 = 32;
-/// One request of this many is a write.
+/// Requests for each one that is a write.
 const WRITE_EVERY: u64 = 10;
 /// Skew of YCSB's zipfian law.
 const THETA: f64 = 0.99;
@@ -73,24 +73,22 @@ pub(super) struct Plan {
 /// others over the first.
 ///
 /// * `progress`: called with the phase and how much of it is done, at most once a pipeline.
-/// * `stop`: when set, ends with `Interrupted` after the current request.
 ///
-/// Errors: the connection broke, or the store refused a request. Wrong bytes are counted, not
-/// errors.
+/// Errors: a signal asked for the end, the connection broke, or the store refused a request. Wrong
+/// bytes are counted, not errors.
 pub(super) fn run(
     clients: &mut [Client],
     plan: Plan,
-    stop: &AtomicBool,
     progress: &mut dyn FnMut(Phase, u64),
 ) -> io::Result<Measured> {
     let began = Instant::now();
-    load(&mut clients[0], plan, stop, progress)?;
+    load(&mut clients[0], plan, progress)?;
     let load_seconds = began.elapsed().as_secs_f64();
     let began = Instant::now();
-    let (latency, versions, wrong_seen) = measure(clients, plan, stop, progress)?;
+    let (latency, versions, wrong_seen) = measure(clients, plan, progress)?;
     let seconds = began.elapsed().as_secs_f64();
     let began = Instant::now();
-    let verified = verify(&mut clients[0], &versions, stop, progress)?;
+    let verified = verify(&mut clients[0], &versions, progress)?;
     Ok(Measured {
         ops_per_second: plan.ops as f64 / seconds,
         latency,
@@ -101,15 +99,10 @@ pub(super) fn run(
     })
 }
 
-fn load(
-    client: &mut Client,
-    plan: Plan,
-    stop: &AtomicBool,
-    progress: &mut dyn FnMut(Phase, u64),
-) -> io::Result<()> {
+fn load(client: &mut Client, plan: Plan, progress: &mut dyn FnMut(Phase, u64)) -> io::Result<()> {
     let mut value = String::with_capacity(2 * VALUE_BYTES);
     for start in (0..plan.keys).step_by(PIPELINE as usize) {
-        check(stop)?;
+        check()?;
         let end = (start + PIPELINE).min(plan.keys);
         for key in start..end {
             write_value(key, 0, &mut value);
@@ -129,7 +122,6 @@ fn load(
 fn measure(
     clients: &mut [Client],
     plan: Plan,
-    stop: &AtomicBool,
     progress: &mut dyn FnMut(Phase, u64),
 ) -> io::Result<(Histogram<u64>, Vec<u32>, u64)> {
     let of = clients.len() as u64;
@@ -143,13 +135,11 @@ fn measure(
             .map(|(number, client)| {
                 let mut part = Part::new(number, of, plan);
                 let done = &done;
-                scope.spawn(move || part.run(client, stop, done, &mut |_| ()).map(|()| part))
+                scope.spawn(move || part.run(client, done, &mut |_| ()).map(|()| part))
             })
             .collect();
         let mut part = Part::new(0, of, plan);
-        let own = part.run(first, stop, &done, &mut |done| {
-            progress(Phase::Measure, done)
-        });
+        let own = part.run(first, &done, &mut |done| progress(Phase::Measure, done));
         let mut parts = vec![own.map(|()| part)];
         parts.extend(
             running
@@ -171,7 +161,7 @@ fn measure(
     Ok((all.latency, all.versions, all.wrong))
 }
 
-/// What one connection does in the measured part: it has every `of`-th key.
+/// The share of a connection in the measured part: it has every `of`-th key.
 struct Part {
     number: u64,
     of: u64,
@@ -200,7 +190,6 @@ impl Part {
     fn run(
         &mut self,
         client: &mut Client,
-        stop: &AtomicBool,
         done: &AtomicU64,
         progress: &mut dyn FnMut(u64),
     ) -> io::Result<()> {
@@ -229,7 +218,7 @@ impl Part {
             }
             let all = done.fetch_add(1, Ordering::Relaxed);
             if op % 256 == 0 {
-                check(stop)?;
+                check()?;
                 progress(all);
             }
         }
@@ -241,14 +230,13 @@ impl Part {
 fn verify(
     client: &mut Client,
     versions: &[u32],
-    stop: &AtomicBool,
     progress: &mut dyn FnMut(Phase, u64),
 ) -> io::Result<u64> {
     let keys = versions.len() as u64;
     let mut value = String::with_capacity(2 * VALUE_BYTES);
     let mut equal = 0;
     for start in (0..keys).step_by(PIPELINE as usize) {
-        check(stop)?;
+        check()?;
         let end = (start + PIPELINE).min(keys);
         for key in start..end {
             client.queue(&[b"GET", &key_bytes(key)])?;
@@ -263,8 +251,8 @@ fn verify(
     Ok(equal)
 }
 
-fn check(stop: &AtomicBool) -> io::Result<()> {
-    if stop.load(Ordering::Relaxed) {
+fn check() -> io::Result<()> {
+    if undercroft_rig::interrupt::requested() {
         Err(io::Error::new(io::ErrorKind::Interrupted, "interrupted"))
     } else {
         Ok(())
@@ -383,8 +371,7 @@ mod tests {
             keys: 300,
             ops: 1000,
         };
-        let measured =
-            run(&mut clients, plan, &AtomicBool::new(false), &mut |_, _| {}).expect("it runs");
+        let measured = run(&mut clients, plan, &mut |_, _| {}).expect("it runs");
         drop(clients);
         proxy.join().expect("no panic").expect("no error");
         assert!(

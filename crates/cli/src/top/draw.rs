@@ -8,9 +8,9 @@ use ratatui::style::{Modifier, Style, Stylize};
 use ratatui::text::Line;
 use ratatui::widgets::{Block, Cell, Paragraph, Row, Sparkline, Table, TableState};
 use undercroft_base::{Bytes, Nanos};
-use undercroft_manager::report::{Snapshot, bound_summary};
+use undercroft_proto::report::{Snapshot, bound_summary};
 
-use super::list::{HISTORY, List, Order, Run};
+use super::list::{HISTORY, List, Listed, Order};
 
 const KEYS: &str =
     " q quit   up/down select   f faults  s stall  m memory  p pid   r reverse   space hold";
@@ -45,7 +45,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, list: &mut List) {
 }
 
 fn heading(list: &List) -> String {
-    let sum = |of: fn(&Run) -> f64| list.runs().iter().map(of).fold(0.0, Add::add);
+    let sum = |of: fn(&Listed) -> f64| list.runs().iter().map(of).fold(0.0, Add::add);
     let dram = Bytes(sum(|run| run.now.dram_bytes as f64) as u64);
     let emulated = list.runs().iter().any(|run| is_emulated(&run.now));
     format!(
@@ -58,7 +58,7 @@ fn heading(list: &List) -> String {
 }
 
 fn is_emulated(run: &Snapshot) -> bool {
-    run.tiers.iter().any(|tier| tier.emulated)
+    run.tiers.iter().any(|tier| tier.figures.emulated)
 }
 
 fn title(text: &'static str, order: Order, of: Order) -> Cell<'static> {
@@ -101,7 +101,7 @@ fn runs(frame: &mut Frame<'_>, area: Rect, list: &List) {
     frame.render_stateful_widget(table, area, &mut state);
 }
 
-fn row(run: &Run) -> Row<'static> {
+fn row(run: &Listed) -> Row<'static> {
     let (now, rate) = (&run.now, run.rate());
     let limit = match now.memory_max_bytes {
         _ if now.paused => "paused".to_owned(),
@@ -130,7 +130,7 @@ fn row(run: &Run) -> Row<'static> {
         windows.map_or("-".to_owned(), |(kept, missed)| {
             format!("{kept}/{}", kept + missed)
         }),
-        now.command.join(" "),
+        now.command_line(),
     ])
 }
 
@@ -139,7 +139,7 @@ fn time(seconds: f64) -> String {
 }
 
 /// The newest figures, one for each column. * `scale`: what one is in the graph.
-fn graph(run: &Run, width: u16, scale: f64, of: impl Fn(&Run, usize) -> f64) -> Vec<u64> {
+fn graph(run: &Listed, width: u16, scale: f64, of: impl Fn(&Listed, usize) -> f64) -> Vec<u64> {
     let count = run.rates.len().min(usize::from(width)).min(HISTORY);
     let first = run.rates.len() - count;
     (first..run.rates.len())
@@ -147,9 +147,9 @@ fn graph(run: &Run, width: u16, scale: f64, of: impl Fn(&Run, usize) -> f64) -> 
         .collect()
 }
 
-fn selected(frame: &mut Frame<'_>, area: Rect, run: &Run) {
+fn selected(frame: &mut Frame<'_>, area: Rect, run: &Listed) {
     let now = &run.now;
-    let block = Block::bordered().title(format!(" {}  {} ", now.pid, now.command.join(" ")));
+    let block = Block::bordered().title(format!(" {}  {} ", now.pid, now.command_line()));
     let inner = block.inner(area);
     frame.render_widget(block, area);
     let [text, graphs] = Layout::vertical([
@@ -193,13 +193,10 @@ fn facts(now: &Snapshot) -> Vec<Line<'static>> {
         now.policies.placement,
     ))];
     for tier in &now.tiers {
-        let ratio = tier
-            .ratio
-            .map_or("-".to_owned(), |ratio| format!("{ratio:.2}"));
+        let ratio = tier.figures.ratio_text();
         lines.push(Line::from(format!(
-            "{}{}: {} of pages in {}, ratio {ratio}",
-            tier.name,
-            if tier.emulated { " (emulated)" } else { "" },
+            "{}: {} of pages in {}, ratio {ratio}",
+            tier.figures.title(),
             Bytes(tier.logical_bytes),
             Bytes(tier.held_bytes),
         )));
@@ -221,7 +218,7 @@ mod tests {
     use ratatui::backend::TestBackend;
 
     use super::*;
-    use undercroft_manager::report::StallBoundReport;
+    use undercroft_proto::report::StallBoundReport;
 
     /// A run as `status --json` gives it. `at`: seconds since its start.
     fn snapshot(pid: u32, at: f64, faults: u64, stall: f64) -> Snapshot {

@@ -4,12 +4,12 @@ use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
 
 use clap::ValueEnum;
-use undercroft_manager::report::Snapshot;
+use undercroft_proto::report::Snapshot;
 
 /// Figures kept of each run: one for each column of its graph.
 pub(super) const HISTORY: usize = 60;
 
-/// By which column the runs are sorted, the largest figure first.
+/// Columns by which the runs are sorted, the largest figure first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Order {
     /// Faults a second.
@@ -36,7 +36,7 @@ impl Order {
     }
 }
 
-/// What one run did between two snapshots.
+/// The rates of a run between two snapshots.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Rate {
     pub faults: f64,
@@ -63,15 +63,15 @@ impl Rate {
     }
 }
 
-/// One run.
+/// A run.
 #[derive(Debug)]
-pub(super) struct Run {
+pub(super) struct Listed {
     pub now: Snapshot,
     /// Oldest first; at most [`HISTORY`].
     pub rates: VecDeque<Rate>,
 }
 
-impl Run {
+impl Listed {
     /// Its newest rates; zero before there are any.
     pub(super) fn rate(&self) -> Rate {
         self.rates.back().copied().unwrap_or_default()
@@ -80,7 +80,7 @@ impl Run {
 
 /// All runs.
 pub(super) struct List {
-    runs: Vec<Run>,
+    runs: Vec<Listed>,
     order: Order,
     reversed: bool,
     /// Process id of the selected run.
@@ -108,7 +108,7 @@ impl List {
         }
         self.updated = Some(at);
         let known = self.runs.drain(..).map(|run| (run.now.client_pid, run));
-        let mut known: HashMap<u32, Run> = known.collect();
+        let mut known: HashMap<u32, Listed> = known.collect();
         for now in snapshots {
             let before = known.remove(&now.client_pid);
             let mut rates = VecDeque::new();
@@ -119,14 +119,14 @@ impl List {
                     rates.pop_front();
                 }
             }
-            self.runs.push(Run { now, rates });
+            self.runs.push(Listed { now, rates });
         }
         self.sort();
     }
 
     fn sort(&mut self) {
         let order = self.order;
-        let key = |run: &Run| match order {
+        let key = |run: &Listed| match order {
             Order::Faults => run.rate().faults,
             Order::Stall => run.rate().stall,
             Order::Memory => run.now.dram_bytes as f64,
@@ -168,13 +168,13 @@ impl List {
     }
 
     /// In their order.
-    pub(super) fn runs(&self) -> &[Run] {
+    pub(super) fn runs(&self) -> &[Listed] {
         &self.runs
     }
 
     /// The place of the selected run.
     pub(super) fn selected_at(&self) -> Option<usize> {
-        let is_it = |run: &Run| Some(run.now.pid) == self.selected;
+        let is_it = |run: &Listed| Some(run.now.pid) == self.selected;
         self.runs.iter().position(is_it)
     }
 

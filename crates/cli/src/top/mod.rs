@@ -10,12 +10,12 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
-use undercroft_manager::report::Snapshot;
+use undercroft_proto::report::Snapshot;
 
 use self::list::List;
 pub(crate) use self::list::Order;
-use crate::failure::{Failure, status};
 use crate::live;
+use undercroft_terminal::{Failure, status};
 
 /// How long a key may wait until the picture changes.
 const KEY_PATIENCE: Duration = Duration::from_millis(100);

@@ -1,5 +1,4 @@
-//! The demo, small: both stores, unlimited and at a quarter of their footprint, every value
-//! compared.
+//! The demo, small: unlimited and at a quarter of its footprint, every value compared.
 
 use std::io::Write;
 use std::process::Command;
@@ -29,15 +28,13 @@ fn machine_lacks_something(name: &str) -> bool {
     missing
 }
 
-/// Runs the demo with `store` and checks its two first rows.
-fn demo(name: &str, store: &str) {
-    if machine_lacks_something(name) {
+#[test]
+fn the_store_keeps_every_value_at_a_quarter() {
+    if machine_lacks_something("the_store_keeps_every_value_at_a_quarter") {
         return;
     }
     let output = undercroft(&[
         "demo",
-        "--store",
-        store,
         "--size",
         "32M",
         "--ops",
@@ -104,8 +101,6 @@ fn interrupted_demo_leaves_no_process_and_no_file() {
     let mut demo = Command::new(env!("CARGO_BIN_EXE_undercroft"))
         .args([
             "demo",
-            "--store",
-            "bundled",
             "--size",
             "32M",
             "--ops",
@@ -141,23 +136,4 @@ fn interrupted_demo_leaves_no_process_and_no_file() {
         0,
         "files were left"
     );
-}
-
-#[test]
-fn bundled_store_keeps_every_value_at_a_quarter() {
-    demo("bundled_store_keeps_every_value_at_a_quarter", "bundled");
-}
-
-#[test]
-fn redis_keeps_every_value_at_a_quarter() {
-    let name = "redis_keeps_every_value_at_a_quarter";
-    if Command::new("redis-server")
-        .arg("--version")
-        .output()
-        .is_err()
-    {
-        say(&format!("SKIPPED: {name}: redis-server is not installed"));
-        return;
-    }
-    demo(name, "redis");
 }

@@ -1,5 +1,5 @@
-//! What the command line refuses, by exit status and words of the message, and what it prints.
-//! Needs no privilege.
+//! Refusals of the command line, by exit status and words of the message, and its output. Needs no
+//! privilege.
 
 use std::fs;
 use std::io::Write;
@@ -75,10 +75,18 @@ fn what_is_not_available_yet_says_so() {
         2,
         &[later, "4 KiB"],
     );
+    for (old, new) in [
+        ("--class=web", "--daemon=CLASS"),
+        ("--latency-measure-only", "--latency p99=200us,measure"),
+    ] {
+        refused(&["run", old, "--", "true"], 2, &["is gone", new]);
+    }
+    refused(&["pause", "4711"], 2, &["is gone", "set PID paused=yes"]);
+    refused(&["resume", "4711"], 2, &["is gone", "set PID paused=no"]);
     refused(
         &["run", "--tier", "disk:/x", "--", "true"],
         2,
-        &[later, "file:PATH"],
+        &["unknown tier kind `disk`", "file:PATH"],
     );
 }
 
@@ -114,16 +122,19 @@ fn a_stall_bound_that_nothing_can_keep_is_refused() {
     );
 }
 
+/// With the feature, `live/remote.rs` in `crates/tests` has the refusals.
 #[test]
-fn a_cluster_is_refused_by_its_text_or_before_the_program_starts() {
-    for (tier, word) in [
-        ("redis:localhost", "HOST:PORT"),
-        ("redis:localhost:1,password=x", "password-file"),
-    ] {
-        refused(&["run", "--tier", tier, "--", "true"], 2, &[word]);
+fn a_cluster_is_refused_with_the_feature_that_brings_it() {
+    let words = ["run", "--tier", "redis:127.0.0.1:1", "--", "true"];
+    if cfg!(feature = "redis") {
+        refused(&words, 125, &["no node answers", "refused"]);
+    } else {
+        refused(
+            &words,
+            2,
+            &["redis", "cargo build --release --features redis"],
+        );
     }
-    let closed = ["run", "--tier", "redis:127.0.0.1:1", "--", "true"];
-    refused(&closed, 125, &["no node answers", "refused"]);
 }
 
 #[test]
@@ -160,11 +171,6 @@ fn unknown_names_are_answered_with_the_known_ones() {
         &["run", "--memory-price=-1", "--", "true"],
         2,
         &["dollars a GiB"],
-    );
-    refused(
-        &["lab", "cost", "/nonexistent.json"],
-        1,
-        &["/nonexistent.json", "--memory-price"],
     );
     refused(
         &["run", "--tier", "ram,colour=blue", "--", "true"],
@@ -272,27 +278,10 @@ fn a_tier_directory_that_is_none_is_refused() {
 }
 
 #[test]
-fn lab_refuses_unknown_experiments_with_the_list() {
-    let here = tempfile::tempdir().expect("a temporary directory");
-    let out = here.path().to_str().expect("a plain name");
-    refused(
-        &["lab", "run", "astrology", "--out", out],
-        1,
-        &["astrology", "undercroft lab list"],
-    );
-    refused(
-        &["lab", "plot", "/nowhere/results.json", "--out", out],
-        1,
-        &["/nowhere/results.json"],
-    );
-}
-
-#[test]
 fn json_outputs_carry_their_version() {
-    for words in [&["tiers", "--json"][..], &["lab", "list", "--json"]] {
-        let json: serde_json::Value = serde_json::from_str(&printed(words)).expect("JSON");
-        assert_eq!(json["schema_version"], 1, "{words:?}");
-    }
+    let json: serde_json::Value =
+        serde_json::from_str(&printed(&["tiers", "--json"])).expect("JSON");
+    assert_eq!(json["schema_version"], 1);
     // doctor's status depends on the machine. Its JSON does not.
     let output = undercroft(&["doctor", "--json"]);
     let json: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
@@ -354,7 +343,6 @@ fn help_names_every_command_and_no_hidden_one() {
         "doctor",
         "status",
         "tiers",
-        "lab",
         "completions",
         "man",
     ] {
@@ -363,7 +351,7 @@ fn help_names_every_command_and_no_hidden_one() {
             "{name}: {help}"
         );
     }
-    for name in ["manager", "demo-kv", "lab-touch"] {
+    for name in ["manager", "demo-kv"] {
         assert!(
             !help.lines().any(|line| line.trim_start().starts_with(name)),
             "{name}: {help}"

@@ -1,6 +1,8 @@
 //! Room made after the plan: memory is used to the last page, and the policy's order alone decides.
 
-use undercroft_base::{Bytes, PAGE_BYTES, PageCount, PageNo, PageState, Slot, SpaceId, TierId};
+use undercroft_base::{
+    BASE_PAGE_BYTES, Bytes, PageCount, PageNo, PageState, Slot, SpaceId, TierId,
+};
 use undercroft_base::{ThreadId, VirtPage, VirtRange};
 use undercroft_engine::{Config, Engine, Fault, FaultAnswer, Install, LoadPlan};
 use undercroft_engine::{Outcome, Room, Taken, VecLedger};
@@ -16,7 +18,7 @@ struct One {
 impl One {
     fn new(frames: u64, reclaim: &str, prefetch: &str) -> One {
         let config = Config {
-            limit: Bytes(frames * PAGE_BYTES as u64),
+            limit: Bytes(frames * BASE_PAGE_BYTES as u64),
             retain: vec![true],
             demotes: vec![false],
             room: Room::AfterPlan,
@@ -39,7 +41,7 @@ impl One {
         }
     }
 
-    /// One use of a page, served as in the simulator. Returns the pages that left for it.
+    /// An use of a page, served as in the simulator. Returns the pages that left for it.
     fn access(&mut self, page: u64, write: bool) -> Vec<u64> {
         let no = self
             .engine

@@ -1,11 +1,11 @@
 //! A limit that is lowered while pages are in memory.
 
-use undercroft_base::{Bytes, PAGE_BYTES, PageCount, VirtPage, VirtRange};
+use undercroft_base::{BASE_PAGE_BYTES, Bytes, PageCount, VirtPage, VirtRange};
 
 use crate::common;
 
 fn pages(count: u64) -> Bytes {
-    Bytes(count * PAGE_BYTES as u64)
+    Bytes(count * BASE_PAGE_BYTES as u64)
 }
 
 #[test]

@@ -4,7 +4,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use undercroft_base::{Bytes, PAGE_BYTES, Slot, SpaceId, ThreadId, TierId, VirtPage, VirtRange};
+use undercroft_base::{
+    BASE_PAGE_BYTES, Bytes, Slot, SpaceId, ThreadId, TierId, VirtPage, VirtRange,
+};
 use undercroft_engine::{
     Config, Engine, Fault, FaultAnswer, Install, LoadPlan, Outcome, Room, Taken, VecLedger,
 };
@@ -45,7 +47,7 @@ struct Half {
 impl Half {
     fn new() -> Half {
         let config = Config {
-            limit: Bytes(1000 * PAGE_BYTES as u64),
+            limit: Bytes(1000 * BASE_PAGE_BYTES as u64),
             retain: vec![false, true],
             demotes: vec![false, false],
             room: Room::Ahead,
@@ -142,7 +144,7 @@ fn neighbours_leave_a_quarter_of_the_room_and_the_nearest_come_first() {
     ] {
         let mut half = Half::new();
         half.engine
-            .set_limit(Bytes((100 + room) * PAGE_BYTES as u64));
+            .set_limit(Bytes((100 + room) * BASE_PAGE_BYTES as u64));
         assert_eq!(half.engine.books().room(), room as i64);
         assert_eq!(half.fault(50), pages);
     }

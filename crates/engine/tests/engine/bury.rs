@@ -24,7 +24,8 @@ struct World {
     random: Random,
     engine: Engine<VecLedger>,
     space: SpaceId,
-    /// What the program last wrote, where that is not zero; what is in memory; what tiers have.
+    /// Words that the program last wrote, where that is not zero; what is in memory; what tiers
+    /// have.
     written: HashMap<VirtPage, u32>,
     memory: HashMap<VirtPage, u32>,
     slots: HashMap<Slot, u32>,
@@ -61,7 +62,7 @@ impl World {
         }
     }
 
-    /// One of some 30 pages, in all chunks.
+    /// An of some 30 pages, in all chunks.
     fn page(&mut self) -> VirtPage {
         let chunk = self.random.below(CHUNKS);
         VirtPage(chunk * CHUNK + self.random.below(5) * 127)

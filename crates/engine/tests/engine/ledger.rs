@@ -5,8 +5,10 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use undercroft_base::{Bytes, SpaceId};
-use undercroft_engine::{Config, Engine, FlatLedger, Ledger, LedgerError, Room, bytes_for};
+use undercroft_base::{Bytes, PageKey, PageSize, SpaceId};
+use undercroft_engine::{
+    Config, Engine, FlatLedger, LEDGER_VERSION, Ledger, LedgerError, Room, bytes_for,
+};
 use undercroft_policy::{prefetch, reclaim};
 use undercroft_seeded::Random;
 
@@ -33,7 +35,7 @@ fn plausible(source: &mut Random, place: usize) -> u64 {
             };
             let tiers = if flags & 2 == 2 { 2 } else { 3 };
             let tier = [0, 1, 7][(random >> 40) as usize % tiers];
-            state | flags << 3 | tier << 8 | (random >> 16 & 15) << 11 | (random >> 32 & 7) << 48
+            state | flags << 3 | tier << 12 | (random >> 16 & 15) << 15 | (random >> 32 & 7) << 48
         }
     }
 }
@@ -75,7 +77,7 @@ fn made_up_ledgers_are_refused_or_recovered_and_never_panic() {
 #[test]
 fn random_and_mutated_bytes_never_panic() {
     let mut state = Random::new(2);
-    let ledger = FlatLedger::create(words(2), 2).unwrap();
+    let ledger = FlatLedger::create(words(2), 2, &PageKey::KNOWN).unwrap();
     ledger.chunks()[0].store(1 << 63 | 1 << 36, Ordering::Relaxed);
     let good: Vec<u8> = ledger_bytes(&ledger);
     assert!(
@@ -106,7 +108,7 @@ fn words(chunks: usize) -> Vec<AtomicU64> {
 fn ledger_bytes(ledger: &FlatLedger<Vec<AtomicU64>>) -> Vec<u8> {
     let mut memory = vec![0u64; bytes_for(2) / 8];
     memory[0] = u64::from_le_bytes(*b"ucledger");
-    memory[1] = 3;
+    memory[1] = LEDGER_VERSION;
     memory[2] = 2;
     for (at, word) in ledger.chunks().iter().enumerate() {
         memory[512 + at] = word.load(Ordering::Relaxed);
@@ -116,7 +118,7 @@ fn ledger_bytes(ledger: &FlatLedger<Vec<AtomicU64>>) -> Vec<u8> {
 
 fn refusal(change: impl Fn(&[AtomicU64])) -> LedgerError {
     let memory = words(2);
-    let ledger = FlatLedger::create(memory, 2).unwrap();
+    let ledger = FlatLedger::create(memory, 2, &PageKey::KNOWN).unwrap();
     ledger.chunks()[0].store(1 << 63 | 1 << 36, Ordering::Relaxed);
     change(ledger.chunks());
     change(ledger.entries());
@@ -131,7 +133,7 @@ fn refusal(change: impl Fn(&[AtomicU64])) -> LedgerError {
         reclaim::by_name("lru").unwrap(),
         prefetch::by_name("none").unwrap(),
         config,
-        &[SpaceId(1)],
+        &[(SpaceId(1), PageSize::Base)],
     );
     recovered.err().expect("a refusal")
 }
@@ -147,7 +149,8 @@ fn refusals_name_the_place() {
         .to_string()
     };
     assert!(entry(3, 6).contains("entry of page 3"), "{}", entry(3, 6));
-    assert!(entry(3, 3 | 2 << 8).contains("a tier that there is not"));
+    assert!(entry(3, 3 | 2 << 12).contains("a tier that there is not"));
+    assert!(entry(3, 1 | 1 << 8).contains("a flag that there is not"));
     assert!(entry(512, 1).contains("its chunk is free"));
     let head = |word: u64| {
         refusal(move |words| {
@@ -168,7 +171,7 @@ fn refusals_name_the_place() {
     assert_eq!(open(memory), LedgerError::Version(1));
     let memory = words(2);
     memory[0].store(u64::from_le_bytes(*b"ucledger"), Ordering::Relaxed);
-    memory[1].store(3, Ordering::Relaxed);
+    memory[1].store(LEDGER_VERSION, Ordering::Relaxed);
     memory[2].store(u64::MAX, Ordering::Relaxed);
     assert!(open(memory).to_string().contains("cut off"));
 }

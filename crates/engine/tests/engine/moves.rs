@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::common;
 use undercroft_base::{
-    Bytes, PAGE_BYTES, PageCount, PageNo, PageState, Slot, SpaceId, TierId, VirtPage, VirtRange,
+    BASE_PAGE_BYTES, Bytes, PageNo, PageState, Slot, SpaceId, TierId, VirtPage, VirtRange,
 };
 use undercroft_engine::{Config, DemoteItem, Engine, Mover, Outcome, Room, Taken, VecLedger};
 use undercroft_policy::place::{LatencyClass, Migration, PageFacts, Place, TierOrder, TierState};
@@ -17,7 +17,7 @@ const SLOW: TierId = TierId(1);
 /// n in slot n.
 fn engine(stored: u64) -> (Engine<VecLedger>, SpaceId) {
     let config = Config {
-        limit: Bytes(2000 * PAGE_BYTES as u64),
+        limit: Bytes(2000 * BASE_PAGE_BYTES as u64),
         retain: vec![false; 2],
         demotes: vec![true, false],
         room: Room::Ahead,
@@ -99,6 +99,43 @@ fn a_group_is_moved_in_its_order_as_far_as_it_is_in_its_tier() {
     assert!(!engine.migrations().is_above(SLOW, FAST));
 }
 
+/// Copies in these slots alone are found, and move inside their tier. What is shared, or changed
+/// meanwhile, stays. A page keeps its age.
+#[test]
+fn copies_in_named_slots_are_found_and_move_inside_their_tier() {
+    let (mut engine, space) = engine(600);
+    let named = [Slot(3)..Slot(5), Slot(100)..Slot(130), Slot(599)..Slot(700)];
+    let mut items = Vec::new();
+    let next = (engine.migrations()).select_slots(FAST, &named, PageNo(0), &mut items);
+    assert_eq!(next, None);
+    let mut found: Vec<u64> = items.iter().map(|item| item.slot.0).collect();
+    found.sort_unstable();
+    let expected: Vec<u64> = (3..5).chain(100..130).chain(599..600).collect();
+    assert_eq!(found, expected);
+    let demoted = engine.books().stats().demoted;
+    for item in &items {
+        let slot = Slot(1000 + item.slot.0);
+        engine.migrations().demoted(*item, FAST, slot);
+    }
+    // The same again comes too late: its own slot is freed, and nothing else.
+    engine.migrations().demoted(items[0], FAST, Slot(5000));
+    for page in 0..600 {
+        let moved = expected.contains(&page);
+        let slot = Slot(if moved { 1000 + page } else { page });
+        assert_eq!(place(&engine, space, page), (FAST, slot));
+    }
+    assert_eq!(engine.books().stats().demoted, demoted, "it is no demotion");
+    items.clear();
+    engine.migrations().select(FAST, 10, &mut items);
+    let oldest: Vec<u64> = items.iter().map(|item| item.slot.0).collect();
+    let expected: Vec<u64> = [0, 1, 2, 1003, 1004, 5, 6, 7, 8, 9].into();
+    assert_eq!(oldest, expected, "they are as old as before");
+    items.clear();
+    engine.migrations().close(FAST);
+    let next = (engine.migrations()).select_slots(FAST, &named, PageNo(0), &mut items);
+    assert_eq!((next, items), (None, vec![]));
+}
+
 /// A part after the other, as many as move together. A closed tier is offered no page.
 #[test]
 fn a_drain_finds_every_page_of_its_tier_in_parts() {
@@ -120,13 +157,7 @@ fn a_drain_finds_every_page_of_its_tier_in_parts() {
     }
     let tier = TierState {
         capacity: Bytes(1 << 30),
-        held: Bytes(0),
-        dram: Bytes(0),
-        copies: PageCount(0),
-        packed: Bytes(0),
-        load_ns: 0,
-        latency: LatencyClass::Device,
-        demotes: false,
+        ..TierState::empty(LatencyClass::Device)
     };
     engine.migrations().set_tiers([tier; 2]);
     let mut batch = Vec::new();

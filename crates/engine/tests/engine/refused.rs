@@ -1,7 +1,7 @@
 //! Pages that the kernel will not move are not chosen again and again.
 
 use crate::common;
-use undercroft_base::{SpaceId, VirtPage, VirtRange};
+use undercroft_base::{PageCount, SpaceId, VirtPage, VirtRange};
 use undercroft_engine::{Engine, EvictItem, Outcome, Taken, VecLedger};
 
 const PAGES: u64 = 200;
@@ -83,6 +83,7 @@ fn a_refused_page_waits_twice_as_long_after_each_refusal() {
 #[test]
 fn refused_pages_are_tried_when_nothing_else_can_leave() {
     let (mut engine, space) = engine(PAGES);
+    engine.evictions().set_floor(PageCount(0));
     engine.layout().lock(space, range(FIXED, PAGES), true);
     for _ in 0..3 {
         let (refused, chosen) = choose(&mut engine, space, 64);
@@ -128,4 +129,70 @@ fn a_refused_page_waits_on_where_it_has_moved() {
     }
     assert_eq!(engine.books().kept_pages().0, FIXED);
     assert_eq!(refusals_of_page_0(&mut engine, space, 3 * ROTATION), 1);
+}
+
+/// A page may be refused because it is in use for a moment.
+#[test]
+fn refused_pages_raise_the_limit_from_the_second_time_on() {
+    let (mut engine, space) = engine(PAGES);
+    let taken = |engine: &Engine<VecLedger>| engine.books().immovable().0 / 4096;
+    assert_eq!(choose(&mut engine, space, 64).0.len() as u64, FIXED);
+    assert_eq!((taken(&engine), engine.books().raised().0), (0, 0));
+    let mut chosen = 0;
+    while taken(&engine) == 0 {
+        chosen += choose(&mut engine, space, 20).1;
+        assert!(chosen <= 3 * ROTATION, "they are refused a second time");
+    }
+    while taken(&engine) < FIXED {
+        choose(&mut engine, space, 20);
+    }
+    // They are kept by their mapping, and no longer waited for when it is writable again.
+    engine.evictions().set_still(space, range(0, FIXED), true);
+    engine.evictions().follow_still(space, range(0, FIXED));
+    assert_eq!(taken(&engine), FIXED);
+    engine.books().audit();
+}
+
+/// Memory that cannot leave is not the working set.
+#[test]
+fn what_cannot_leave_raises_the_limit_as_far_as_the_rest_needs_it() {
+    let (mut engine, space) = engine(PAGES);
+    let raised = |engine: &Engine<VecLedger>| engine.books().raised().0 / 4096;
+    engine.evictions().set_floor(PageCount(30));
+    let held = |engine: &mut Engine<VecLedger>, part: VirtRange, on| {
+        engine.evictions().set_still(space, part, on);
+        engine.evictions().follow_still(space, part);
+        engine.books().audit();
+    };
+    held(&mut engine, range(0, 100), true);
+    assert_eq!(
+        choose(&mut engine, space, 64),
+        (vec![], 64),
+        "none of them is chosen"
+    );
+    held(&mut engine, range(0, 170), true);
+    let taken = |engine: &Engine<VecLedger>| engine.books().immovable().0 / 4096;
+    assert_eq!((raised(&engine), taken(&engine)), (0, 170));
+    held(&mut engine, range(100, 180), true);
+    assert_eq!((raised(&engine), engine.books().room()), (10, 10));
+    engine.evictions().set_floor(PageCount(u32::MAX.into()));
+    assert_eq!(
+        raised(&engine),
+        30,
+        "the floor is a quarter of the limit at most"
+    );
+    // It moves or goes: it is not known to stay any more.
+    engine
+        .layout()
+        .remapped(space, range(0, 50), VirtPage(300))
+        .expect("room");
+    engine.layout().unmapped(space, range(150, 160));
+    engine.books().audit();
+    assert_eq!(taken(&engine), 120);
+    assert_eq!(
+        engine.evictions().still_parts(space, range(0, 512)),
+        [range(50, 100), range(100, 150), range(160, 180)]
+    );
+    held(&mut engine, range(60, 170), false);
+    assert_eq!(taken(&engine), 20);
 }

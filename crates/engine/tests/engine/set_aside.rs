@@ -4,7 +4,7 @@
 use crate::common;
 use undercroft_base::{PageState, Slot, SpaceId, ThreadId, TierId, VirtPage, VirtRange};
 use undercroft_engine::{
-    Engine, EvictItem, Fault, FaultAnswer, LoadPlan, Outcome, Taken, VecLedger,
+    Engine, EvictItem, Fault, FaultAnswer, HALF_PAGES, LoadPlan, Outcome, Taken, VecLedger,
 };
 
 fn range(start: u64, end: u64) -> VirtRange {
@@ -142,6 +142,71 @@ fn what_happens_to_its_pages_meanwhile_is_what_counts() {
     let mut freed = Vec::new();
     engine.take_freed(&mut freed);
     assert_eq!(freed, [(TierId(0), Slot(0))], "no page has the first");
+}
+
+/// Four batches at once, two of one space: each has places of its own, and ends by its own indices.
+#[test]
+fn batches_in_flight_have_places_of_their_own() {
+    let (mut engine, first, second) = engine();
+    let third = engine.layout().add_space();
+    engine.layout().attached(third, range(0, 512));
+    let (mut one, mut more) = (Vec::new(), Vec::new());
+    let (mut two, mut none) = (Vec::new(), Vec::new());
+    assert!(
+        engine
+            .evictions()
+            .select_these(first, &[range(0, 4)], &mut one)
+    );
+    let mut others = engine.evictions();
+    assert!(others.select_these(first, &[range(9, 12)], &mut more));
+    let places = |items: &[EvictItem]| items.iter().map(|item| item.place).collect::<Vec<_>>();
+    assert_eq!(places(&one), [0, 1, 2, 3]);
+    assert_eq!(places(&more), [32, 33, 34], "the other half");
+    assert!(!others.select_these(first, &[range(20, 24)], &mut none));
+    assert!(none.is_empty());
+    let mut rest = Vec::new();
+    assert!(engine.evictions().select(64, &mut two));
+    assert!(engine.evictions().select(64, &mut rest));
+    for half in [&two, &rest] {
+        assert!(half.len() <= HALF_PAGES);
+        assert!(half.iter().all(|item| item.space == second));
+    }
+    assert!(
+        !engine.evictions().select(64, &mut none),
+        "all halves are in flight"
+    );
+    two.extend(rest);
+    for page in 0..100 {
+        common::touch(&mut engine, third, VirtPage(page));
+    }
+    let mut three = Vec::new();
+    assert!(engine.evictions().select(8, &mut three));
+    assert!(three.iter().all(|item| item.space == third));
+    // The second ends first, and its places serve the next.
+    assert!(engine.layout().removed(first, range(1, 2)).cancel_batch);
+    let mut wake = Vec::new();
+    for item in two.iter().chain(&three).chain(&one).chain(&more) {
+        let stored = Outcome::Stored(TierId(0), Slot(u64::from(item.no.0)));
+        assert!(engine.evictions().alive_mask(&[*item]) == 1 || item.page == VirtPage(1));
+        engine.evictions().publish(item.at, stored, &mut wake);
+        engine.books().audit();
+    }
+    for item in two
+        .iter()
+        .chain(&three)
+        .chain(&one)
+        .filter(|item| item.page != VirtPage(1))
+    {
+        let entry = engine.books().entry(item.space, item.page);
+        assert_eq!(
+            (entry.state, entry.slot),
+            (PageState::Stored, Slot(u64::from(item.no.0)))
+        );
+    }
+    let mut four = Vec::new();
+    assert!(engine.evictions().select(8, &mut four));
+    assert_eq!(four[0].at.place(), one[0].at.place());
+    assert_ne!(four[0].at, one[0].at);
 }
 
 #[test]

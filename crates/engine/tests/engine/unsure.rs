@@ -5,8 +5,8 @@ use crate::common;
 use undercroft_base::{VirtPage, VirtRange};
 use undercroft_engine::{EvictItem, Missing, Taken};
 
-/// What a page is that a batch left in memory for the reason `taken`, and that is missing then: for
-/// its process, and for a child that was forked meanwhile.
+/// State of a page that a batch left in memory for the reason `taken`, and that is missing then:
+/// for its process, and for a child that was forked meanwhile.
 fn missing_after(taken: Taken) -> [Option<Missing>; 2] {
     let reclaim = undercroft_policy::reclaim::by_name("clock").expect("a policy");
     let mut engine = common::engine(8, 1 << 20, reclaim);

@@ -1,7 +1,8 @@
 //! The miss-ratio curve of a run: hands what the engine saw of the followed pages to the estimator.
 //!
 //! The estimator works on the evictor's thread, not on the fault path. Its lock is taken before the
-//! engine's, and held until the events are dealt with: so they keep their order.
+//! engine's, and held until the events are dealt with: so they keep their order. It runs the
+//! policies of reclaim and placement in miniature, at twelve limits (`policy/src/mrc`).
 
 use std::sync::Mutex;
 

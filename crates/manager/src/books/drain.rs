@@ -8,11 +8,11 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use undercroft_base::{Bytes, PageCount, PageNo, TierId, TierKind};
+use undercroft_base::{Bytes, PageCount, PageNo, TierId};
+use undercroft_proto::report::Drain;
 
 use super::Books;
 use super::metered::MeteredTier;
-use crate::report::Drain;
 use crate::sync::{lock, pass};
 
 /// Time until pages that could not be read are tried again, if nothing else is left.
@@ -26,9 +26,11 @@ struct Begun {
     ended: Option<Instant>,
     /// Pages that could not be read, if the last round over the ledger could move no other.
     unreadable: PageCount,
+    /// The most of them in a round. Pages that the program drops later are among them.
+    unreadable_most: PageCount,
     /// Not before this time.
     rests_until: Instant,
-    /// It is to be taken out of use once it is empty.
+    /// Whether it is to be taken out of use once it is empty.
     removes: bool,
 }
 
@@ -105,6 +107,7 @@ impl Books {
             pages: needed.pages_floor(),
             ended: None,
             unreadable: PageCount(0),
+            unreadable_most: PageCount(0),
             rests_until: now,
             removes: false,
         });
@@ -205,6 +208,7 @@ impl Books {
         };
         let new = unreadable.0.saturating_sub(drain.unreadable.0);
         drain.unreadable = unreadable;
+        drain.unreadable_most = drain.unreadable_most.max(unreadable);
         if unreadable > PageCount(0) {
             drain.removes = false;
             drain.rests_until = Instant::now() + TRY_AGAIN;
@@ -252,7 +256,7 @@ impl Books {
         metered.tier.close();
         // A pool that is the last now may have what it had from the start.
         if let Some(last) = self.tiers.ranked().next_back()
-            && last.tier.info().kind == TierKind::Ram
+            && last.facts().charged_to_limit
         {
             last.set_ceiling(Bytes(u64::MAX));
         }
@@ -276,9 +280,27 @@ impl Books {
             seconds,
             seconds_left: (rate > 0.0 && !stuck).then(|| left.0 as f64 / rate),
             stuck,
-            pages_unreadable: begun.unreadable.0,
+            pages_unreadable: begun.unreadable_most.0,
             removes: begun.removes,
             removed: false,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fault::model_tests::{options, shared};
+
+    #[test]
+    fn pages_that_could_not_be_read_are_told_after_the_program_has_dropped_them() {
+        let mut options = options("ram");
+        options.tiers.push("ram".parse().expect("a tier"));
+        let books = &shared(options).books;
+        books.drain(TierId(0)).expect("the other has room");
+        assert_eq!(books.note_unreadable(TierId(0), PageCount(3)), 3);
+        assert_eq!(books.to_drain(), None, "the tier is empty");
+        let drain = books.drain_of(0).expect("a drain");
+        assert_eq!((drain.pages_left, drain.pages_unreadable), (0, 3));
     }
 }

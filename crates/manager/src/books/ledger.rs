@@ -5,11 +5,10 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use undercroft_base::{SpaceId, VirtRange};
+use undercroft_base::{PageKey, SpaceId, VirtRange};
 use undercroft_engine::{FlatLedger, Ledger, LedgerError};
+use undercroft_proto::legacy::Legacy;
 use undercroft_sys::mapping::SharedMemory;
-
-use crate::legacy::Legacy;
 
 /// A ledger over shared memory.
 pub(crate) struct MemfdLedger {
@@ -17,6 +16,13 @@ pub(crate) struct MemfdLedger {
     legacy: Arc<Legacy>,
     /// Chunks that were in use before this manager. All, if there was none before.
     touched: usize,
+}
+
+impl MemfdLedger {
+    /// The key of the run's page checksums.
+    pub(crate) fn key(&self) -> PageKey {
+        self.flat.key()
+    }
 }
 
 /// Shared memory as words.
@@ -51,20 +57,26 @@ impl Ledger for MemfdLedger {
     fn regions_changed(&self, space: SpaceId, regions: &[VirtRange]) {
         self.legacy.regions_changed(space, regions);
     }
-}
 
-/// Bytes of shared memory for `chunks` chunks; sparse, so only used chunks take memory.
-pub(crate) fn bytes_for(chunks: usize) -> usize {
-    undercroft_engine::bytes_for(chunks)
+    fn region_changed(
+        &self,
+        space: SpaceId,
+        range: VirtRange,
+        is_managed: bool,
+        regions: &[VirtRange],
+    ) {
+        (self.legacy).region_changed(space, range, is_managed, regions);
+    }
 }
 
 /// Lays out an empty ledger over fresh shared memory. Errors: it is too small.
 pub(crate) fn create(
     memory: SharedMemory,
     chunks: usize,
+    key: &PageKey,
     legacy: Arc<Legacy>,
 ) -> io::Result<MemfdLedger> {
-    let flat = FlatLedger::create(Memfd(memory), chunks)
+    let flat = FlatLedger::create(Memfd(memory), chunks, key)
         .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
     Ok(MemfdLedger {
         flat,

@@ -1,4 +1,4 @@
-//! One tier with its counters and latencies.
+//! A tier with its counters and latencies.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
@@ -6,38 +6,23 @@ use std::time::Instant;
 
 use hdrhistogram::Histogram;
 use undercroft_base::{
-    Bytes, LoadError, Loaded, Nanos, PAGE_BYTES, PageCount, Slot, Stamp, Store, Tier, TierKind,
-    TierUsage,
+    Bytes, LoadError, Loaded, Nanos, Slot, Stamp, Store, Tier, TierFacts, TierUsage,
 };
 use undercroft_policy::place::{LatencyClass, TierState};
+use undercroft_proto::report::Drain;
 use undercroft_sys::nvm::MappedAs;
-use undercroft_tier::file::FileMeter;
-use undercroft_tier::nvm::NvmTier;
+use undercroft_tier::file::{FileMeter, space_max};
 use undercroft_tier::profile::Profile;
-use undercroft_tier::remote::{RemoteMeter, RemoteTier};
-use undercroft_tier::shape::{Shape, ShapeName, Shaped, read_time};
-use undercroft_tier::spec::{RamSpec, Rated, TierSpec};
+use undercroft_tier::shape::{ShapeName, read_time};
+use undercroft_tier::spec::{Limit, Rated, TierSpec};
 
 use crate::gauges::latency::new_histogram;
-use crate::report::Drain;
 use crate::sync::lock;
-
-/// Nanoseconds to decompress a page. Not measured: two readings of the clock would cost a tenth.
-const RAM_LOAD_NS: u64 = 3_000;
-
-/// Nanoseconds to copy a page from a mapping and verify it. Not measured, for the same reason.
-const NVM_LOAD_NS: u64 = 1_000;
-
-/// Nanoseconds that a read of a device is thought to take before any was measured.
-const FILE_LOAD_NS: u64 = 80_000;
-
-/// Nanoseconds that a read over the network is thought to take before any was measured.
-const REMOTE_LOAD_NS: u64 = 300_000;
 
 /// Reads that the mean time of a load remembers.
 const LOADS: u64 = 64;
 
-/// One tier with what is measured around it.
+/// A tier with what is measured around it.
 pub(crate) struct MeteredTier {
     pub tier: Box<dyn Tier>,
     pub reads: AtomicU64,
@@ -52,17 +37,15 @@ pub(crate) struct MeteredTier {
     pub read_latency: Mutex<Histogram<u64>>,
     /// The counts of its file; none if it has no file.
     pub file: Option<FileMeter>,
-    /// The counts of its cluster; none if it has no cluster.
-    pub remote: Option<RemoteMeter>,
     /// The device whose times it is given.
     pub shape: Option<ShapeName>,
-    /// What the user says that it costs.
+    /// Costs, as the user says.
     pub rated: Rated,
-    /// It answers from memory, but takes long enough to measure.
+    /// The tier answers from memory, but takes long enough to measure.
     measures: bool,
-    /// How it was asked for, if it is compressed memory.
-    pub pool: Option<RamSpec>,
-    /// What was measured of its device before this run.
+    /// Most memory that the user lets a pool hold; `None`: a share of the limit.
+    pub max: Option<Limit>,
+    /// Figures of its device, measured before this run.
     pub profile: Option<Profile>,
     /// How it is mapped; none if it is not.
     pub mapped_as: Option<MappedAs>,
@@ -77,20 +60,14 @@ pub(crate) struct MeteredTier {
 
 impl MeteredTier {
     pub(crate) fn new(tier: Box<dyn Tier>, file: Option<FileMeter>) -> MeteredTier {
-        let load_ns = match tier.info().kind {
-            TierKind::Ram => RAM_LOAD_NS,
-            TierKind::Nvm => NVM_LOAD_NS,
-            TierKind::File => FILE_LOAD_NS,
-            TierKind::Remote => REMOTE_LOAD_NS,
-        };
+        let load_ns = tier.info().facts.first_load.0;
         MeteredTier {
             tier,
             file,
-            remote: None,
             measures: false,
             shape: None,
             rated: Rated::default(),
-            pool: None,
+            max: None,
             profile: None,
             mapped_as: None,
             reads: AtomicU64::new(0),
@@ -107,38 +84,15 @@ impl MeteredTier {
         }
     }
 
-    /// A tier that is mapped.
-    pub(crate) fn nvm(tier: NvmTier, shape: Option<Shape>) -> MeteredTier {
-        let mapped_as = Some(tier.mapped_as());
-        MeteredTier {
-            mapped_as,
-            ..MeteredTier::memory(tier, shape)
-        }
+    /// Facts of its kind.
+    pub(crate) fn facts(&self) -> &'static TierFacts {
+        self.tier.info().facts
     }
 
-    /// A tier in a cluster.
-    pub(crate) fn remote(tier: RemoteTier) -> MeteredTier {
-        let remote = Some(tier.meter());
-        MeteredTier {
-            remote,
-            ..MeteredTier::new(Box::new(tier), None)
-        }
-    }
-
-    /// A tier that answers at once, or as late as a device.
-    pub(crate) fn memory(tier: impl Tier + 'static, shape: Option<Shape>) -> MeteredTier {
-        match shape {
-            Some(shape) => MeteredTier {
-                measures: true,
-                ..MeteredTier::new(Box::new(Shaped::new(tier, shape)), None)
-            },
-            None => MeteredTier::new(Box::new(tier), None),
-        }
-    }
-
-    /// It is as slow as a device: a load takes that much longer, until reads say more.
+    /// Makes it as slow as a device: a load takes that much longer, until reads say more.
     pub(crate) fn slowed(mut self, shape: Option<ShapeName>) -> MeteredTier {
         self.shape = shape;
+        self.measures = shape.is_some() && self.is_memory();
         let more = shape.map_or(0, |name| read_time(name).0);
         self.load_ns.fetch_add(more, Ordering::Relaxed);
         self
@@ -150,18 +104,14 @@ impl MeteredTier {
         self
     }
 
-    /// It was asked for by this description: what it costs, of a pool its part of the limit, and
-    /// what was measured before. A load takes as long as then, until reads say more.
+    /// Takes over the description that asked for it: what it costs, of a pool its part of the
+    /// limit, and what was measured before. A load takes as long as then, until reads say more.
     pub(crate) fn of(mut self, spec: &TierSpec, profile: Option<Profile>) -> MeteredTier {
-        self.rated = spec.rated();
+        (self.rated, self.max) = (spec.rated, spec.max);
         self.profile = profile;
-        let is_memory = matches!(spec, TierSpec::Ram(_) | TierSpec::Nvm(_));
-        if let (Some(profile), false) = (&self.profile, is_memory) {
+        if let (Some(profile), false) = (&self.profile, self.is_memory()) {
             let load = (profile.read_seconds.p50 * 1e9) as u64;
             self.load_ns.store(load, Ordering::Relaxed);
-        }
-        if let TierSpec::Ram(ram) = spec {
-            self.pool = Some(*ram);
         }
         self
     }
@@ -174,15 +124,19 @@ impl MeteredTier {
             Some(file) => Bytes(file.read().bytes_written),
             None => {
                 let unwritten = self.unwritten.load(Ordering::Relaxed);
-                let stored = PageCount(self.writes.load(Ordering::Relaxed)).bytes();
-                Bytes(stored.0.saturating_sub(unwritten))
+                let stored = self.writes.load(Ordering::Relaxed) * self.page_bytes();
+                Bytes(stored.saturating_sub(unwritten))
             }
         }
     }
 
+    fn page_bytes(&self) -> u64 {
+        self.tier.info().page.bytes() as u64
+    }
+
     /// Whether the copies that it has can be changed in place.
     pub(crate) fn updates_copies(&self) -> bool {
-        self.tier.info().kind == TierKind::Nvm
+        self.facts().updates_copies
     }
 
     /// Has the copy in `slot` changed in place, and counts. False: it is gone, and the caller frees
@@ -190,7 +144,7 @@ impl MeteredTier {
     pub(crate) fn update(&self, slot: Slot, item: &Store<'_>) -> bool {
         match self.tier.update(slot, item) {
             Some(Ok(written)) => {
-                let unwritten = (PAGE_BYTES as u64).saturating_sub(written.0);
+                let unwritten = self.page_bytes().saturating_sub(written.0);
                 self.unwritten.fetch_add(unwritten, Ordering::Relaxed);
                 self.writes.fetch_add(1, Ordering::Relaxed);
                 self.updates.fetch_add(1, Ordering::Relaxed);
@@ -228,34 +182,37 @@ impl MeteredTier {
 
     /// Whether a store is work of the processor, and few pages at a time are as good as many.
     pub(crate) fn is_memory(&self) -> bool {
-        matches!(self.tier.info().kind, TierKind::Ram | TierKind::Nvm)
+        self.facts().is_memory()
     }
 
     /// How fast it is. This decides whether it keeps second copies (`Config::for_tiers`), and which
     /// thread demotes from it.
     pub(crate) fn latency(&self) -> LatencyClass {
-        match self.tier.info().kind {
-            TierKind::Ram => LatencyClass::Memory,
-            TierKind::Nvm => LatencyClass::Nvm,
-            TierKind::File | TierKind::Remote => LatencyClass::Device,
-        }
+        self.facts().class
     }
 
-    /// What it may hold now.
+    /// Most bytes that it may hold now.
     fn capacity(&self) -> Bytes {
         let ceiling = Bytes(self.ceiling.load(Ordering::Relaxed));
         self.tier.capacity().min(ceiling)
     }
 
-    /// It may hold no more than this. What is above moves down, or leaves with its pages.
+    /// Lets it hold no more than this. What is above moves down, or leaves with its pages.
     pub(crate) fn set_ceiling(&self, ceiling: Bytes) {
         self.ceiling.store(ceiling.0, Ordering::Relaxed);
+    }
+
+    /// Whether it has more space than its copies are worth, so that they should be stored together.
+    pub(crate) fn is_scattered(&self) -> bool {
+        let usage = self.tier.usage();
+        self.facts().grows && usage.held > space_max(usage.logical, self.tier.info().page)
     }
 
     /// Its state, which the engine needs before a decision.
     pub(crate) fn state(&self) -> TierState {
         let usage = self.tier.usage();
         TierState {
+            page: self.tier.info().page,
             capacity: self.capacity(),
             held: usage.held,
             dram: self.tier.dram(),

@@ -10,11 +10,13 @@ pub(crate) mod tiers;
 
 use std::cell::Cell;
 use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 
-use undercroft_base::{Bytes, PAGE_BYTES, Slot, SpaceId, TierId, VirtRange};
+use undercroft_base::{BASE_PAGE_BYTES, Bytes, PageKey, Slot, SpaceId, TierId, VirtRange};
 use undercroft_engine::Engine;
 use undercroft_policy::place::TIERS_MAX;
+use undercroft_proto::legacy::{Legacy, Row};
 use undercroft_sys::process::own_run_time;
 
 use self::curve::Follower;
@@ -23,9 +25,8 @@ use self::ledger::MemfdLedger;
 use self::metered::MeteredTier;
 use self::runs::Runs;
 use self::table::Tiers;
+use crate::cpus::FAULT_THREADS_MAX;
 use crate::gauges::scale::{Hold, Longest};
-use crate::legacy::{Legacy, Row};
-use crate::placement::FAULT_THREADS_MAX;
 use crate::record::Record;
 use crate::sync::lock;
 
@@ -38,6 +39,19 @@ const _: () = assert!(TierId::MAX <= TIERS_MAX);
 thread_local! {
     /// Times that this thread has locked the engine. Cost: one instruction a lock.
     static ENGINE_LOCKS: Cell<u64> = const { Cell::new(0) };
+    /// Times that this thread found the engine locked, and [`EngineLocks`] does not know it yet.
+    static ENGINE_WAITS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Locks of a thread between two additions to [`EngineLocks`].
+const LOCKS_TOLD: u64 = 64;
+
+/// How often the engine was locked by all threads, and how often another thread had it. A thread
+/// adds its own once in [`LOCKS_TOLD`] locks, so that no lock writes memory that threads share.
+#[derive(Default)]
+pub(crate) struct EngineLocks {
+    pub locks: AtomicU64,
+    pub waits: AtomicU64,
 }
 
 /// Times that the calling thread has locked the engine.
@@ -49,13 +63,17 @@ pub(crate) fn engine_locks() -> u64 {
 /// never held together.
 pub(crate) struct Books {
     engine: Mutex<Engine<MemfdLedger>>,
+    /// Counts of [`Books::engine`].
+    pub locks: EngineLocks,
     /// The longest holds of [`Books::engine_for_many`].
     pub holds: Longest,
     pub tiers: Tiers,
+    /// Makes the checksums of pages, as the tiers do.
+    pub key: PageKey,
     /// Held for reading while the evictor stores copies and publishes them. A thread that has
     /// it for writing knows that no store is under way that began before.
     pub storing: RwLock<()>,
-    /// What a successor needs besides.
+    /// State for a successor besides ledger and tiers.
     pub legacy: Arc<Legacy>,
     /// The trace of `--trace`. The engine tells it each change.
     pub record: Option<Arc<Record>>,
@@ -99,6 +117,7 @@ impl Books {
     pub(crate) fn new(
         mut engine: Engine<MemfdLedger>,
         tiers: Vec<MeteredTier>,
+        key: PageKey,
         legacy: Arc<Legacy>,
         record: Option<Record>,
     ) -> Books {
@@ -108,8 +127,10 @@ impl Books {
         }
         Books {
             engine: Mutex::new(engine),
+            locks: EngineLocks::default(),
             holds: Longest::default(),
             tiers: Tiers::new(tiers),
+            key,
             storing: RwLock::default(),
             legacy,
             record,
@@ -124,12 +145,24 @@ impl Books {
     /// Locks the engine. A hold lasts microseconds, and a sleep costs two wake-ups of an idle CPU.
     /// So a thread waits awake first.
     pub(crate) fn engine(&self) -> MutexGuard<'_, Engine<MemfdLedger>> {
-        ENGINE_LOCKS.with(|locks| locks.set(locks.get() + 1));
-        for _ in 0..ENGINE_SPINS {
+        let locks = ENGINE_LOCKS.with(|locks| {
+            locks.set(locks.get() + 1);
+            locks.get()
+        });
+        if locks.is_multiple_of(LOCKS_TOLD) {
+            self.locks.locks.fetch_add(LOCKS_TOLD, Ordering::Relaxed);
+            let waits = ENGINE_WAITS.with(Cell::take);
+            self.locks.waits.fetch_add(waits, Ordering::Relaxed);
+        }
+        if let Some(guard) = self.try_engine() {
+            return guard;
+        }
+        ENGINE_WAITS.with(|waits| waits.set(waits.get() + 1));
+        for _ in 1..ENGINE_SPINS {
+            std::hint::spin_loop();
             if let Some(guard) = self.try_engine() {
                 return guard;
             }
-            std::hint::spin_loop();
         }
         lock(&self.engine)
     }
@@ -215,7 +248,7 @@ impl Books {
     }
 }
 
-/// One whole page of a buffer.
+/// A whole page of a buffer.
 pub(crate) fn page_of(buffer: &[u8], index: usize) -> &[u8] {
-    &buffer[index * PAGE_BYTES..(index + 1) * PAGE_BYTES]
+    &buffer[index * BASE_PAGE_BYTES..(index + 1) * BASE_PAGE_BYTES]
 }

@@ -3,19 +3,19 @@
 
 use std::fs::File;
 use std::io::{self, Write};
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::Builder;
 
 use undercroft_base::Nanos;
+use undercroft_proto::messages::Answered;
+use undercroft_proto::tiers::pool_capacity;
 use undercroft_tier::measure;
 use undercroft_tier::open::OpenTier;
 use undercroft_tier::profile;
 use undercroft_tier::shape::read_time;
 use undercroft_tier::spec::TierSpec;
 
-use super::launch::Answered;
 use super::resize::limit_pools_now;
 use crate::books::tiers;
 use crate::space::shared::Shared;
@@ -66,23 +66,17 @@ fn tell(peer: &mut File, answer: &Answered) {
 /// The tier that a user describes. Error: it cannot be added.
 fn parsed(text: &str) -> Result<TierSpec, String> {
     let spec: TierSpec = text.parse().map_err(|error| format!("{error}"))?;
-    let absolute = |path: &Path| {
-        let refusal = || format!("{} is no absolute path", path.display());
-        path.is_absolute().then_some(()).ok_or_else(refusal)
-    };
-    match &spec {
-        TierSpec::Nvm(nvm) => absolute(&nvm.path)?,
-        TierSpec::File(file) => absolute(&file.path)?,
-        TierSpec::Ram(_) => {}
-        TierSpec::Remote(_) => {
-            return Err(
-                "a run that was started without a cluster may not use the network; start it with \
-                 the cluster as its tier"
-                    .to_owned(),
-            );
-        }
+    if spec.facts().remote {
+        return Err(
+            "a run that was started without a cluster may not use the network; start it with the \
+             cluster as its tier"
+                .to_owned(),
+        );
     }
-    Ok(spec)
+    match &spec.path {
+        Some(path) if !path.is_absolute() => Err(format!("{} is no absolute path", path.display())),
+        _ => Ok(spec),
+    }
 }
 
 /// Opens, measures and uses a tier. Error: nothing is left of it.
@@ -90,27 +84,28 @@ fn add(shared: &Shared, spec: &TierSpec) -> Result<Answered, String> {
     if shared.books.tiers.free_number().is_none() {
         return Err("the run has as many tiers as it may; remove one first".to_owned());
     }
-    let is_pool = matches!(spec, TierSpec::Ram(_));
-    if is_pool && (shared.books.tiers.ranked()).any(|tier| tier.pool.is_some()) {
+    let is_pool = spec.facts().charged_to_limit;
+    if is_pool && (shared.books.tiers.ranked()).any(|tier| tier.facts().charged_to_limit) {
         return Err("the run has compressed memory already; remove that first".to_owned());
     }
     let limit = shared.gauges.memory_max();
     // A pool may grow with the limit later, and if it becomes the last tier, up to this.
-    let pool = tiers::first_capacity(spec, limit.max(shared.options.memory_max), true);
+    let pool = pool_capacity(spec.max, limit.max(shared.options.memory_max), true);
     let mut opened = OpenTier::open(spec, pool).map_err(|error| error.to_string())?;
     let shape = opened.take_shape(spec);
-    let made = opened.make(spec, pool).map_err(|error| error.to_string())?;
+    let key = &shared.books.key;
+    let made = opened.make(pool, key).map_err(|error| error.to_string())?;
     // What a measurement writes to a pool would be DRAM that no limit knows of.
     let load = if is_pool {
         None
     } else {
-        Some(measure::load_time(made.tier()).map_err(|error| error.to_string())?)
+        Some(measure::load_time(made.as_ref(), key).map_err(|error| error.to_string())?)
     };
     let profile = profile::known(spec).unwrap_or_default(); // damage was told at the start
     let metered = tiers::metered(made, shape, limit).of(spec, profile);
     shared.books.add(match load {
         Some(load) => {
-            let more = spec.shape().map_or(0, |name| read_time(name).0);
+            let more = spec.shape.map_or(0, |name| read_time(name).0);
             metered.measured(Nanos(load.0 + more))
         }
         None => metered,
@@ -127,7 +122,6 @@ mod tests {
     #[test]
     fn what_a_run_cannot_take_on_its_way_is_refused_with_the_fix() {
         for (text, says) in [
-            ("redis:localhost:7000,size=1G", "the network"),
             ("file:swap,size=1G", "no absolute path"),
             ("nvm:pmem,size=1G", "no absolute path"),
             ("", ""),

@@ -1,9 +1,8 @@
-//! What the control thread does for the keeper. It continues a keeper that stopped with its
-//! program, and it reports a program of which no process is managed.
+//! Tells the user of a program of which no process is managed, from the control thread.
 
 use std::time::{Duration, Instant};
 
-use undercroft_sys::{process, procfs, signal};
+use undercroft_sys::{process, procfs};
 
 use super::Control;
 use super::strays::why_not;
@@ -39,17 +38,6 @@ impl Presence {
 }
 
 impl Control {
-    /// Continues the keeper, which stopped with its program, once the program runs again. The
-    /// keeper cannot see that.
-    pub(super) fn wake_keeper(&mut self) {
-        if let Some(program) = self.paused
-            && !procfs::is_stopped(program)
-        {
-            self.paused = None;
-            signal::send(signal::SIGCONT, self.launch.keeper);
-        }
-    }
-
     /// Warns once that no process of the program is managed, and says why that may be.
     pub(super) fn note_presence(&mut self, any: bool) {
         if !self.presence.note(any, Instant::now()) {
@@ -71,7 +59,7 @@ impl Control {
 
     /// The first process of the program that runs.
     pub(super) fn program(&self) -> Option<u32> {
-        let own = [std::process::id(), self.holder.0];
+        let own = [std::process::id(), self.doors.holder.0];
         procfs::children(self.launch.keeper)
             .into_iter()
             .find(|pid| !own.contains(pid) && process::is_running(*pid))

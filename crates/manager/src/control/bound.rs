@@ -4,22 +4,25 @@
 use std::time::{Duration, Instant};
 
 use undercroft_base::Nanos;
+use undercroft_engine::reclaim::{Goes, Turned};
+use undercroft_proto::grant;
+use undercroft_proto::messages::Answered;
+use undercroft_proto::report::{BoundControl, BoundReport};
 use undercroft_qos::control::MISSES_MAX;
 use undercroft_qos::tail::BUCKETS;
 use undercroft_qos::{
-    self as qos, Capacity, Demand, LatencyBound, Misses, Monitor, QueueLimits, Refused, Unkeepable,
+    self as qos, Capacity, Demand, LatencyBound, Misses, Monitor, Out, QueueLimits, Refused,
+    Unkeepable,
 };
 use undercroft_tier::profile::channels;
 
 use super::Control;
-use super::launch::Answered;
+use super::stall::Stall;
 use crate::books::metered::MeteredTier;
 use crate::books::table::Tiers;
-use crate::gauges::knobs::{Goes, Knobs, Turned};
+use crate::gauges::knobs::Knobs;
 use crate::gauges::page_ins::PageIns;
-use crate::grant;
 use crate::log::warn;
-use crate::report::{BoundControl, BoundReport};
 
 /// Least time of a window. The paper's monitor has windows of a second, too (NVSwap Fig. 6).
 const WINDOW: Duration = Duration::from_secs(1);
@@ -27,7 +30,7 @@ const WINDOW: Duration = Duration::from_secs(1);
 /// The only client of the control.
 const CLIENT: usize = 0;
 
-/// What there is to control.
+/// The devices that control works on.
 pub(super) struct Devices {
     limits: QueueLimits,
     has_buffer: bool,
@@ -86,8 +89,18 @@ impl Known {
     }
 }
 
+/// The bounds of a run.
+#[derive(Default)]
+pub(super) struct Bounds {
+    /// Of page-ins.
+    pub(super) latency: Option<LatencyWatch>,
+    /// How the daemon has the knobs turned, and until when.
+    pub(super) obeys: Option<(Turned, Instant)>,
+    pub(super) stall: Stall,
+}
+
 /// The bound, its control, and how far the counts are known.
-pub(super) struct Bound {
+pub(super) struct LatencyWatch {
     control: qos::Control,
     turns: bool,
     has_buffer: bool,
@@ -103,10 +116,10 @@ pub(super) struct Bound {
     until_kept: Option<u64>,
 }
 
-impl Bound {
+impl LatencyWatch {
     /// A bound that holds from now on: page-ins before do not count.
-    pub(super) fn new(bound: LatencyBound, devices: &Devices, page_ins: &PageIns) -> Bound {
-        Bound {
+    pub(super) fn new(bound: LatencyBound, devices: &Devices, page_ins: &PageIns) -> LatencyWatch {
+        LatencyWatch {
             control: qos::Control::new(devices.limits, &[Some(bound)], devices.has_buffer),
             turns: devices.turns,
             has_buffer: devices.has_buffer,
@@ -207,7 +220,7 @@ impl Bound {
     pub(super) fn turn(&mut self, knobs: &Knobs) {
         let turned = Turned {
             batch: self.control.batch() as usize,
-            goes: Goes::of(self.control.out(CLIENT)),
+            goes: goes_of(self.control.out(CLIENT)),
         };
         self.turn_to(knobs, self.turns.then_some(turned));
     }
@@ -219,7 +232,7 @@ impl Bound {
         self.changes += u64::from(before.is_some() && before != knobs.get());
     }
 
-    /// What is told of it.
+    /// The report on the bound.
     pub(super) fn report(&self, knobs: &Knobs) -> Option<BoundReport> {
         let report = BoundReport::of(self.monitor()?);
         let control = knobs.get().map(|turned| BoundControl {
@@ -276,7 +289,7 @@ impl Control {
             return Answered::Refused(refused.to_string());
         }
         if bound.is_some()
-            && self.stall.is_bounded()
+            && self.bounds.stall.is_bounded()
             && let Err(why) = self.shared.options.can_bound_both()
         {
             return Answered::Refused(why.to_owned());
@@ -286,15 +299,15 @@ impl Control {
     }
 
     pub(super) fn has_latency_bound(&self) -> bool {
-        self.bound.is_some()
+        self.bounds.latency.is_some()
     }
 
     /// Sets the latency bound; `None` ends it. Page-ins count for it from now on.
     pub(super) fn set_bound(&mut self, bound: Option<LatencyBound>) {
-        self.obeys = None;
+        self.bounds.obeys = None;
         let gauges = &self.shared.gauges;
         let Some(bound) = bound else {
-            self.bound = None;
+            self.bounds.latency = None;
             gauges.knobs.set(None);
             return;
         };
@@ -302,9 +315,9 @@ impl Control {
         page_ins.set_limit(bound.limit);
         let turns = self.shared.options.latency_control;
         let devices = Devices::of(&self.shared.books.tiers, turns);
-        let mut of = Bound::new(bound, &devices, page_ins);
+        let mut of = LatencyWatch::new(bound, &devices, page_ins);
         of.turn(&gauges.knobs);
-        self.bound = Some(of);
+        self.bounds.latency = Some(of);
     }
 
     /// Ends the window of the latency bound, if it is time. Called at each round of the control
@@ -313,7 +326,7 @@ impl Control {
         let now = Instant::now();
         let obeyed = self.obeyed(now);
         let gauges = &self.shared.gauges;
-        if let (Some(bound), Some(page_ins)) = (&mut self.bound, gauges.page_ins.get())
+        if let (Some(bound), Some(page_ins)) = (&mut self.bounds.latency, gauges.page_ins.get())
             && let Some(found) = bound.end_window(page_ins, (&gauges.knobs, obeyed), now)
         {
             warn(&unkeepable(found));
@@ -323,20 +336,28 @@ impl Control {
     /// Ends the last window, however short it is: the program has ended.
     pub(super) fn end_last_window(&mut self) {
         let page_ins = self.shared.gauges.page_ins.get();
-        if let (Some(bound), Some(page_ins)) = (&mut self.bound, page_ins) {
+        if let (Some(bound), Some(page_ins)) = (&mut self.bounds.latency, page_ins) {
             bound.read(page_ins);
             bound.control.end_windows();
         }
     }
 }
 
-/// What the user is told of a bound that cannot be kept.
+/// The message to the user on a bound that cannot be kept.
 fn unkeepable(found: Unkeepable) -> String {
     format!(
         "the latency bound {} cannot be kept: {MISSES_MAX} windows in a row missed it. p{}={} would \
          have kept them; or raise --memory-max, or give a faster tier",
         found.bound, found.bound.percentile, found.possible
     )
+}
+
+/// Where the pages of a client with a bound go, as control has decided.
+fn goes_of(out: Out) -> Goes {
+    match out {
+        Out::Regular => Goes::ToDevice,
+        Out::Buffer => Goes::ToBuffer,
+    }
 }
 
 #[cfg(test)]
@@ -356,7 +377,7 @@ mod tests {
         let bound: LatencyBound = "p90=100us".parse().expect("a bound");
         let page_ins = PageIns::new(bound);
         let knobs = Knobs::default();
-        let mut of = Bound::new(bound, &devices(1, false, false), &page_ins);
+        let mut of = LatencyWatch::new(bound, &devices(1, false, false), &page_ins);
         let began = of.window_since;
         let mut after = |millis: u64, fast: u32, slow: u32| {
             (0..fast).for_each(|_| page_ins.add(Nanos(50_000), false));
@@ -382,7 +403,7 @@ mod tests {
         let bound: LatencyBound = "p90=100us".parse().expect("a bound");
         let page_ins = PageIns::new(bound);
         let knobs = Knobs::default();
-        let mut of = Bound::new(bound, &devices(1, false, false), &page_ins);
+        let mut of = LatencyWatch::new(bound, &devices(1, false, false), &page_ins);
         let began = of.window_since;
         let mut told = Vec::new();
         // In milliseconds: a miss, a window that is kept, then four misses.
@@ -404,7 +425,12 @@ mod tests {
     }
 
     /// Ends a window of ten page-ins, all from the device.
-    fn window(of: &mut Bound, page_ins: &PageIns, knobs: &Knobs, millis: u64) -> Option<Turned> {
+    fn window(
+        of: &mut LatencyWatch,
+        page_ins: &PageIns,
+        knobs: &Knobs,
+        millis: u64,
+    ) -> Option<Turned> {
         (0..10).for_each(|_| page_ins.add(Nanos(millis * 1_000_000), true));
         let now = of.window_since + WINDOW;
         of.end_window(page_ins, (knobs, None), now);
@@ -416,7 +442,7 @@ mod tests {
         let bound: LatencyBound = "p90=2ms".parse().expect("a bound");
         let page_ins = PageIns::new(bound);
         let knobs = Knobs::default();
-        let mut of = Bound::new(bound, &devices(9, true, true), &page_ins);
+        let mut of = LatencyWatch::new(bound, &devices(9, true, true), &page_ins);
         let kept = window(&mut of, &page_ins, &knobs, 1).expect("control is on");
         assert_eq!(kept.goes, Goes::ToDevice);
         let missed = window(&mut of, &page_ins, &knobs, 5).expect("control is on");
@@ -449,7 +475,7 @@ mod tests {
         let bound: LatencyBound = "p90=2ms".parse().expect("a bound");
         let page_ins = PageIns::new(bound);
         let knobs = Knobs::default();
-        let mut of = Bound::new(bound, &devices(9, true, true), &page_ins);
+        let mut of = LatencyWatch::new(bound, &devices(9, true, true), &page_ins);
         let said = Turned {
             batch: 3,
             goes: Goes::ToBuffer,
@@ -483,7 +509,7 @@ mod tests {
         for turns in [true, false] {
             let page_ins = PageIns::new(bound);
             let knobs = Knobs::default();
-            let mut of = Bound::new(bound, &devices(9, false, turns), &page_ins);
+            let mut of = LatencyWatch::new(bound, &devices(9, false, turns), &page_ins);
             let batches: Vec<_> = (0..20)
                 .map(|_| window(&mut of, &page_ins, &knobs, 8).map(|turned| turned.batch))
                 .collect();
@@ -500,7 +526,7 @@ mod tests {
         let bound: LatencyBound = "p90=2ms".parse().expect("a bound");
         let page_ins = PageIns::new(bound);
         (0..100).for_each(|_| page_ins.add(Nanos(9_000_000), true));
-        let mut of = Bound::new(bound, &devices(9, true, true), &page_ins);
+        let mut of = LatencyWatch::new(bound, &devices(9, true, true), &page_ins);
         window(&mut of, &page_ins, &Knobs::default(), 1);
         let monitor = of.monitor().expect("a bound");
         assert_eq!((monitor.windows(), monitor.page_ins()), ((1, 0), (10, 0)));

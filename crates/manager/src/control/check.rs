@@ -5,13 +5,18 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use undercroft_base::{PAGE_BYTES, PageCount, SpaceId};
+use undercroft_base::{BASE_PAGE_BYTES, PageCount, SpaceId};
+use undercroft_proto::options::AccessScan;
 use undercroft_sys::process;
+use undercroft_sys::procfs::Statm;
 
 use super::Control;
+use super::onset::Onset;
+use super::still::Still;
+use crate::books::metered::MeteredTier;
+use crate::cpus::guard;
+use crate::gauges::MemoryNow;
 use crate::log::warn;
-use crate::options::AccessScan;
-use crate::placement::guard;
 use crate::space::access::Accesses;
 use crate::space::discover;
 use crate::space::process::Process;
@@ -43,6 +48,56 @@ struct Pressure {
     wait: Duration,
 }
 
+/// Sizes of the processes, by their address spaces.
+#[derive(Default)]
+pub(super) struct Sizes {
+    pub(super) statm: HashMap<SpaceId, Statm>,
+    /// Address space at the last check, in bytes.
+    seen: HashMap<SpaceId, u64>,
+}
+
+impl Sizes {
+    pub(super) fn forget(&mut self, space: SpaceId) {
+        self.statm.remove(&space);
+        self.seen.remove(&space);
+    }
+}
+
+/// When checks are due, and the findings of the last ones.
+pub(super) struct Checks {
+    /// Time between two checks while the client is managed.
+    tick: Duration,
+    /// When the next one is due.
+    pub(super) at: Instant,
+    rest_until: Instant,
+    faults: u64,
+    onset: Onset,
+    pub(super) quiet: Quiet,
+    pub(super) still: Still,
+    /// When the pages of all processes are counted again, after a takeover.
+    pub(super) recount_at: Option<Instant>,
+    /// Room for mappings and page map entries that are read.
+    pub(super) maps: String,
+    pagemap: Vec<u8>,
+}
+
+impl Checks {
+    pub(super) fn new(now: Instant) -> Checks {
+        Checks {
+            tick: Duration::ZERO,
+            at: now,
+            rest_until: now,
+            faults: 0,
+            onset: Onset::new(now),
+            quiet: Quiet::new(now),
+            still: Still::new(now),
+            recount_at: None,
+            maps: String::new(),
+            pagemap: vec![0; 4096 * 8],
+        }
+    }
+}
+
 /// Since when nothing happens.
 pub(super) struct Quiet {
     /// When a check last saw something happen in a managed client.
@@ -56,7 +111,7 @@ pub(super) struct Quiet {
 }
 
 impl Quiet {
-    pub(super) fn new(now: Instant) -> Quiet {
+    fn new(now: Instant) -> Quiet {
         Quiet {
             busy_at: now,
             blind: false,
@@ -112,7 +167,7 @@ impl Control {
     pub(super) fn guard_threads(&self) {
         let of = self.shared.clone();
         let thread = std::thread::Builder::new().name("uc-guard".into());
-        let body = move || guard::run(&of.placement, &of.signals);
+        let body = move || guard::run(&of.cpu_plan, &of.signals);
         if let Err(error) = thread.spawn(body) {
             warn(&format!(
                 "the thread that looks after the others did not start ({error}): real-time \
@@ -123,20 +178,16 @@ impl Control {
 
     /// Time until the next check.
     pub(super) fn until_check(&self) -> Duration {
-        let wait = self.check_at.saturating_duration_since(Instant::now());
-        let calm = self.shared.signals.is_calm() || self.quiet.stands_still;
-        wait.min(if calm && self.paused.is_none() {
-            TICK_CALM
-        } else {
-            TICK_MAX
-        })
+        let wait = self.checks.at.saturating_duration_since(Instant::now());
+        let calm = self.shared.signals.is_calm() || self.checks.quiet.stands_still;
+        wait.min(if calm { TICK_CALM } else { TICK_MAX })
     }
 
     /// Brings the next check forward, because something has changed.
     pub(super) fn check_soon(&mut self) {
         let within = if self.managing { TICK_BUSY } else { TICK_MIN };
-        let at = self.rest_until.max(Instant::now() + within);
-        self.check_at = self.check_at.min(at);
+        let at = self.checks.rest_until.max(Instant::now() + within);
+        self.checks.at = self.checks.at.min(at);
     }
 
     /// Checks the program if a check is due.
@@ -146,16 +197,16 @@ impl Control {
     /// - A check of more than [`REST_MAX`] / 5 is followed by a rest of [`REST_MAX`] only.
     pub(super) fn check_if_due(&mut self) {
         let began = Instant::now();
-        if self.managing && began < self.check_at {
+        if self.managing && began < self.checks.at {
             return;
         }
         let tick = self.check();
-        self.rest_until = if self.managing {
+        self.checks.rest_until = if self.managing {
             began + (5 * began.elapsed()).min(REST_MAX)
         } else {
             began + 4 * began.elapsed()
         };
-        self.check_at = self.rest_until.max(began + tick);
+        self.checks.at = self.checks.rest_until.max(began + tick);
     }
 
     /// Announces the resident pages of these address spaces that are still to be discovered. Until
@@ -169,12 +220,17 @@ impl Control {
     /// Discovers what is new in a process. True if it has changed.
     /// * `everything`: reads all its mappings.
     fn check_process(&mut self, process: &Arc<Process>, pid: u32, everything: bool) -> bool {
-        let size = self.statm.get(&process.space).and_then(|s| s.read().ok());
+        let size = self
+            .sizes
+            .statm
+            .get(&process.space)
+            .and_then(|s| s.read().ok());
         let size = size.unwrap_or_default().virtual_size.0;
-        let before = self.virtual_sizes.insert(process.space, size);
-        let again = process.recheck.take();
+        process.partners.look(pid, &process.row, process.commands());
+        let before = self.sizes.seen.insert(process.space, size);
+        let again = process.backlog.recheck.take();
         if everything || before != Some(size) || process.wants_discovery() {
-            discover::manage(&self.shared, process, &mut self.maps);
+            discover::manage(&self.shared, process, &mut self.checks.maps);
             return true;
         }
         discover::manage_again(&self.shared, process, &again);
@@ -186,7 +242,7 @@ impl Control {
     pub(super) fn unmanaged(&self, processes: &[Arc<Process>]) -> HashMap<SpaceId, u64> {
         let unmanaged = (processes.iter()).filter(|p| !p.managed.load(Ordering::Relaxed));
         let pages = |process: &Arc<Process>| {
-            let statm = self.statm.get(&process.space)?;
+            let statm = self.sizes.statm.get(&process.space)?;
             Some((process.space, process.anonymous_pages(statm)))
         };
         unmanaged.filter_map(pages).collect()
@@ -197,30 +253,41 @@ impl Control {
     fn check_pressure(&mut self, processes: &[Arc<Process>]) -> Pressure {
         let limit = self.shared.books.engine().books().limit().0;
         let to_find = self.unmanaged(processes);
-        let unmanaged = to_find.values().sum::<u64>() * PAGE_BYTES as u64;
+        let unmanaged = to_find.values().sum::<u64>() * BASE_PAGE_BYTES as u64;
         let held = self.shared.books.pool_held();
-        let (dram, faults) = {
+        let (now, faults) = {
             let mut engine = self.shared.books.engine();
             engine.migrations().set_pool_held(held);
-            (engine.books().dram_used(), engine.books().stats().faults)
+            let now = MemoryNow::of(engine.books());
+            (now, engine.books().stats().faults)
         };
-        self.shared.gauges.note_memory(dram);
-        let used = unmanaged + dram.0;
-        let look = (self.onset).look(Instant::now(), (processes.len(), used), limit, TICK_MAX);
+        self.shared.gauges.note_memory(now);
+        if self
+            .shared
+            .books
+            .tiers
+            .ranked()
+            .any(MeteredTier::is_scattered)
+        {
+            let _later = self.have_migrator(); // the next check tries again
+        }
+        let used = unmanaged + now.dram.0;
+        let look =
+            (self.checks.onset).look(Instant::now(), (processes.len(), used), limit, TICK_MAX);
         let begins = !self.managing && look.begins;
         if begins {
             self.managing = true;
             // Resident pages count before they are discovered: faults are served meanwhile.
             self.expect(&to_find);
         }
-        self.quiet.stands_still = look.is_still && !self.managing && !self.is_bounded();
-        if self.quiet.stands_still {
-            self.quiet.rests();
+        self.checks.quiet.stands_still = look.is_still && !self.managing && !self.is_bounded();
+        if self.checks.quiet.stands_still {
+            self.checks.quiet.rests();
         }
         Pressure {
             begins,
             faults,
-            wait: wait(look.wait, self.quiet.stands_still),
+            wait: wait(look.wait, self.checks.quiet.stands_still),
         }
     }
 
@@ -229,19 +296,34 @@ impl Control {
     fn begin(&mut self, processes: &[Arc<Process>]) {
         let mut enrolled = Vec::new();
         for process in processes {
-            enrolled.push(discover::enroll(&self.shared, process, &mut self.maps));
+            enrolled.push(discover::enroll(
+                &self.shared,
+                process,
+                &mut self.checks.maps,
+            ));
         }
         for process in processes {
             self.watch(process);
+            if let Some(identity) = process.identity.get() {
+                for child in identity.tasks.children(identity.pid).unwrap_or_default() {
+                    process
+                        .partners
+                        .started(child, identity.pid, process.commands());
+                }
+            }
             // What was mapped before the watch began has no record.
-            enrolled.push(discover::enroll(&self.shared, process, &mut self.maps));
+            enrolled.push(discover::enroll(
+                &self.shared,
+                process,
+                &mut self.checks.maps,
+            ));
         }
         let _ = process::set_fair(0); // the rest is not urgent
         self.scan_on_demand();
         self.guard_threads();
         let mut to_find = HashMap::new();
         for process in processes {
-            if let Some(statm) = self.statm.get(&process.space) {
+            if let Some(statm) = self.sizes.statm.get(&process.space) {
                 to_find.insert(process.space, process.anonymous_pages(statm));
             }
         }
@@ -269,7 +351,7 @@ impl Control {
             self.begin(&processes);
         }
         let now = self.shared.elapsed().as_nanos() as u64;
-        self.shared.placement.pin.expire(now);
+        self.shared.cpu_plan.pin.expire(now);
         let everything = self
             .shared
             .signals
@@ -283,7 +365,7 @@ impl Control {
         for process in &processes {
             let running = |_: &u32| !process.exited.load(Ordering::Relaxed);
             let Some(pid) = process.pid().filter(running) else {
-                if process.has_lost_its_memory(&self.zeros) {
+                if process.has_lost_its_memory() {
                     self.forget(process);
                 }
                 continue;
@@ -293,58 +375,59 @@ impl Control {
                 self.part_with(process); // it called exec, and its new program has no shim
             }
         }
+        self.look_at_still(&processes);
         // After the dead are forgotten: frames that only they were charged for are found then.
         for process in self.shared.processes.all() {
-            if process.parent.is_some() || process.family != process.space {
+            if process.relatives.parent.is_some() || process.relatives.family != process.space {
                 relatives = true;
                 let began = Instant::now();
                 forked |= discover::note_own_frames(
                     &self.shared.books,
                     &self.shared.signals,
                     &process,
-                    &mut self.pagemap,
+                    &mut self.checks.pagemap,
                 );
                 checking += began.elapsed();
             }
         }
-        let busy = growing || forked || faults != self.last_faults;
-        self.last_faults = faults;
+        let busy = growing || forked || faults != self.checks.faults;
+        self.checks.faults = faults;
         self.rest_if_calm(busy);
-        self.tick = if self.shared.signals.is_calm() {
+        self.checks.tick = if self.shared.signals.is_calm() {
             TICK_CALM / (1 + u32::from(relatives))
         } else if busy {
             // This takes a twentieth of the time at most.
             TICK_BUSY.max(checking * 20).min(TICK_MAX)
         } else {
-            (self.tick * 2).clamp(TICK_BUSY, TICK_MAX)
+            (self.checks.tick * 2).clamp(TICK_BUSY, TICK_MAX)
         };
         self.note_peaks();
-        self.tick
+        self.checks.tick
     }
 
     /// Notes whether something happens. A bound is looked after at all times, and so is a client
     /// whose new mappings only a check finds.
     fn rest_if_calm(&mut self, busy: bool) {
-        if busy || self.is_bounded() || self.quiet.blind {
-            self.quiet.busy_at = Instant::now();
-            self.quiet.is_trimmed = false;
+        if busy || self.is_bounded() || self.checks.quiet.blind {
+            self.checks.quiet.busy_at = Instant::now();
+            self.checks.quiet.is_trimmed = false;
             self.shared.signals.end_calm();
-        } else if self.quiet.busy_at.elapsed() >= CALM_AFTER {
-            self.quiet.rests();
+        } else if self.checks.quiet.busy_at.elapsed() >= CALM_AFTER {
+            self.checks.quiet.rests();
             self.shared.signals.set_calm();
         }
     }
 
     /// A bound is looked after at all times.
     fn is_bounded(&self) -> bool {
-        self.has_latency_bound() || self.stall.is_bounded()
+        self.has_latency_bound() || self.bounds.stall.is_bounded()
     }
 
     /// Checks soon if something has stirred in a calm client.
     pub(super) fn check_if_stirred(&mut self) {
-        if self.tick >= TICK_CALM / 2 && !self.shared.signals.is_calm() {
-            self.quiet.busy_at = Instant::now();
-            self.tick = TICK_BUSY;
+        if self.checks.tick >= TICK_CALM / 2 && !self.shared.signals.is_calm() {
+            self.checks.quiet.busy_at = Instant::now();
+            self.checks.tick = TICK_BUSY;
             self.check_soon();
         }
     }

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use undercroft_sys::process::{self, PidFd};
+use undercroft_sys::procfs::Vma;
 use undercroft_sys::{handover, held, procfs};
 use undercroft_wire::protocol::SOCKET_VARIABLE;
 
@@ -42,11 +43,24 @@ impl Mark {
     }
 
     fn is_on(&self, pid: u32, text: &mut String) -> bool {
-        let mapped = procfs::read_maps(pid, text).is_ok() && text.contains(&self.shim);
+        let mapped = procfs::read_maps(pid, text).is_ok() && self.runs(text);
         let variable = self.variable.as_bytes();
         mapped
             || procfs::environment(pid)
                 .is_ok_and(|all| all.split(|b| *b == 0).any(|v| v == variable))
+    }
+
+    /// Whether a process with these mappings runs the shim. A debugger, a profiler and a scanner
+    /// map the file too, but not to execute it.
+    fn runs(&self, maps: &str) -> bool {
+        // The directory may have been removed. In front there may be where a mount namespace had
+        // the file system of this one.
+        let is_shim = |name: &str| {
+            let name = name.strip_suffix(" (deleted)").unwrap_or(name);
+            name.ends_with(&self.shim)
+        };
+        let mut mappings = maps.lines().filter_map(Vma::parse);
+        mappings.any(|of| of.exec && is_shim(of.name))
     }
 
     /// Kills every process of the run. Returns how many were alive.
@@ -108,4 +122,34 @@ fn hands_over(keeper: &PidFd, socket: &OwnedFd) -> bool {
     let _ = poll(&mut fds, None);
     let asked = !fds[1].revents().is_empty();
     !asked || handover::answer(socket.as_fd()).unwrap_or(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mark_is_on_those_that_run_the_shim_and_on_no_bystander() {
+        let shim = Path::new("/run/undercroft/run-7/libundercroft_shim.so");
+        let mark = Mark::new(shim, Path::new("/run/undercroft/run-7/shim.sock"));
+        let map = |how: &str, name: &str| {
+            format!(
+                "55d0-55d8 r-xp 00000000 fe:00 12                     /usr/bin/gdb\n\
+                 7f00-7f08 {how} 00001000 00:1b 4711                   {name}\n"
+            )
+        };
+        let shim = shim.display().to_string();
+        for (how, name, on) in [
+            ("r-xp", shim.clone(), true),
+            ("r-xp", format!("{shim} (deleted)"), true),
+            ("r-xp", format!("/newroot{shim}"), true),
+            ("r--p", shim.clone(), false),
+            ("r--s", shim.clone(), false),
+            ("rw-p", shim.clone(), false),
+            ("r-xp", format!("{shim}.debug"), false),
+            ("r-xp", shim.replace("run-7", "run-77"), false),
+        ] {
+            assert_eq!(mark.runs(&map(how, &name)), on, "{how} {name}");
+        }
+    }
 }

@@ -9,10 +9,13 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
-use undercroft_base::{PAGE_BYTES, SpaceId, VirtPage, VirtRange};
+use undercroft_base::{BASE_PAGE_BYTES, PageSize, SpaceId, VirtPage, VirtRange};
+use undercroft_engine::LedgerFull;
+use undercroft_proto::legacy::{Fds, Flag};
 use undercroft_sys::fdpass;
 use undercroft_sys::mapping::SharedMemory;
 use undercroft_sys::maps::Maps;
@@ -20,20 +23,27 @@ use undercroft_sys::memory::ProcessMemory;
 use undercroft_sys::pagemap::Pagemap;
 use undercroft_sys::process::PidFd;
 use undercroft_sys::procfs::{self, Statm, Tasks};
-use undercroft_sys::uffd::{Features, RegisterMode, Uffd, UffdError};
-use undercroft_wire::parse::{Hello, Ready, answer};
+use undercroft_sys::uffd::{Features, RegisterMode, Uffd, UffdDevice, UffdError};
+use undercroft_wire::parse::{GiveWay, Hello, Ready, answer};
 use undercroft_wire::protocol::{KIND_FORK, STAGING_PAGES};
 
 use super::Control;
+use super::doors::Event;
+use super::reaper::{ANCESTORS_MAX, reaps};
 use crate::gauges::scale::is_out_of_descriptors;
-use crate::legacy::{Fds, Flag};
 use crate::space::agent::{Agent, Proof, ProofError};
 use crate::space::anonymous::Anonymous;
-use crate::space::command::Commands;
+use crate::space::command::{COMMAND_PAGE, Commands};
 use crate::space::correction::{ChildBooks, Who, correct};
 use crate::space::discover;
-use crate::space::process::{Identity, Process};
+use crate::space::give_way::give_way;
+use crate::space::identity::Identity;
+use crate::space::process::Process;
 use crate::sync::lock;
+
+/// Ranges that are being given up, and the most at once.
+static GIVING_WAY: AtomicU32 = AtomicU32::new(0);
+const GIVING_WAY_MAX: u32 = 16;
 
 /// Longest a handshake may take.
 pub(super) const HANDSHAKE: Duration = Duration::from_secs(2);
@@ -57,9 +67,6 @@ const STRANGERS_PACE: Duration = Duration::from_millis(5);
 const _: () = assert!(STRANGERS_PACE.as_nanos() < STRANGERS_TIME.as_nanos());
 const _: () = assert!(DYING.as_nanos() < HANDSHAKE.as_nanos());
 
-/// Most ancestors that are followed to find the keeper.
-const ANCESTORS_MAX: usize = 256;
-
 /// Longest wait for the events that a fork child's books need, and the pause between two tries.
 const CORRECTION: Duration = Duration::from_millis(500);
 const CORRECTION_PAUSE: Duration = Duration::from_micros(50);
@@ -70,8 +77,11 @@ const COMPLAINTS_MAX: u32 = 20;
 /// Why a process of the program is not managed. Its memory is then outside the limit.
 #[derive(Debug, thiserror::Error)]
 enum Unmanaged {
-    #[error("it is in a pid namespace of its own, where its threads have other numbers than here")]
-    PidNamespace,
+    #[error(
+        "process 1 of its pid namespace does not wait for children that it did not start, and the \
+         agent of each process that ends would stay there"
+    )]
+    Unreaped,
     #[error("its first message is not one of this version's shim")]
     UnknownShim,
     #[error("its shim could not set its memory up")]
@@ -83,6 +93,8 @@ enum Unmanaged {
     Unreadable,
     #[error("userfaultfd fork events were refused ({0}); run as root or with CAP_SYS_PTRACE")]
     NoForkEvents(UffdError),
+    #[error("no number is free for its address space: {0}")]
+    NoNumber(#[from] LedgerFull),
     #[error(transparent)]
     Proof(#[from] ProofError),
     /// A request to one of its userfaultfds.
@@ -104,8 +116,8 @@ impl Unmanaged {
 }
 
 /// The handshakes in progress.
-#[derive(Default)]
 pub(super) struct Greetings {
+    device: UffdDevice,
     open: Vec<Greeting>,
     /// No connection is accepted before this time.
     deaf_until: Option<Instant>,
@@ -118,6 +130,8 @@ struct Greeting {
     socket: OwnedFd,
     uid: u32,
     pid: u32,
+    /// Whether it is in a pid namespace below ours.
+    is_below: bool,
     pidfd: PidFd,
     /// Its first message, and the command page that it was given.
     hello: Option<(Hello, SharedMemory)>,
@@ -125,6 +139,17 @@ struct Greeting {
 }
 
 impl Greetings {
+    pub(super) fn new(device: UffdDevice) -> Greetings {
+        Greetings {
+            device,
+            open: Vec::new(),
+            deaf_until: None,
+            strangers: 0,
+            strangers_since: None,
+            complaints: 0,
+        }
+    }
+
     /// The poll flags of the listener: none while no connection may be accepted.
     pub(super) fn listens(&self) -> PollFlags {
         let deaf = self.deaf_until.is_some_and(|until| until > Instant::now());
@@ -169,7 +194,7 @@ impl Control {
         use rustix::net::SocketFlags;
         self.greetings.deaf_until = None;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = match rustix::net::accept_with(&self.listener, flags) {
+        let socket = match rustix::net::accept_with(&self.doors.listener, flags) {
             Ok(socket) => socket,
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return,
             // Out of descriptors or memory: the peer stays in the queue, and a second try now would
@@ -183,50 +208,48 @@ impl Control {
             let open = self.greetings.open.iter();
             open.filter(|greeting| greeting.uid == uid).count()
         };
-        let Some((uid, pid, pidfd)) = self.who_is(&socket) else {
+        let Some((uid, numbers, pidfd)) = self.who_is(&socket) else {
             return self.greetings.stranger();
         };
         if of_one(uid) >= GREETINGS_OF_ONE {
             return;
         }
-        match pidfd.numbers() {
-            Ok(numbers) if numbers.len() == 1 => {}
-            _ => {
-                let _ = fdpass::send(socket.as_fd(), &answer(true), &[]);
-                return self.complain(&pidfd, &Unmanaged::PidNamespace);
-            }
+        if !reaps(&numbers) {
+            let _ = fdpass::send(socket.as_fd(), &answer(true), &[]);
+            return self.complain(&pidfd, &Unmanaged::Unreaped);
         }
         self.greetings.open.push(Greeting {
             socket,
             uid,
-            pid,
+            pid: numbers[0],
+            is_below: numbers.len() > 1,
             pidfd,
             hello: None,
             until: Instant::now() + HANDSHAKE,
         });
     }
 
-    /// The peer's user, number and pidfd. `None` unless it descends from the keeper and has its
-    /// user. If the keeper is root, the peer may have any user, because root can become any.
-    fn who_is(&self, socket: &OwnedFd) -> Option<(u32, u32, PidFd)> {
+    /// The peer's user, numbers (see [`PidFd::numbers`]) and pidfd. `None` unless it descends from
+    /// the keeper and has its user. If the keeper is root, the peer may have any user, because root
+    /// can become any.
+    fn who_is(&self, socket: &OwnedFd) -> Option<(u32, Vec<u32>, PidFd)> {
         let own = rustix::process::getuid();
         let peer = fdpass::peer(socket).ok()?;
         if peer.uid != own.as_raw() && !own.is_root() {
             return None;
         }
-        let pid = *peer.pidfd.numbers().ok()?.first()?;
+        let numbers = peer.pidfd.numbers().ok()?;
         // While the peer lives, its number and its ancestors are its own.
-        let descends = self.is_descendant(pid) && !peer.pidfd.has_exited();
-        descends.then_some((peer.uid, pid, peer.pidfd))
+        let descends = self.is_descendant(*numbers.first()?) && !peer.pidfd.has_exited();
+        descends.then_some((peer.uid, numbers, peer.pidfd))
     }
 
     /// Goes on with the handshakes that have a message, and drops those that are late.
-    /// * `ready`: one for each of [`Greetings::sockets`].
-    pub(super) fn hear(&mut self, ready: &[bool]) {
+    pub(super) fn hear(&mut self, events: &[Event]) {
         let now = Instant::now();
         let all = std::mem::take(&mut self.greetings.open);
         for (at, mut greeting) in all.into_iter().enumerate() {
-            if !ready.get(at).copied().unwrap_or(false) {
+            if !events.contains(&Event::Greeted(at)) {
                 if greeting.until > now {
                     self.greetings.open.push(greeting);
                 }
@@ -269,21 +292,52 @@ impl Control {
         if got == 0 {
             return Ok(true); // the peer is gone
         }
-        match greeting.hello.take() {
-            None => {
+        let asked = GiveWay::parse(&bytes[..got]);
+        match (greeting.hello.take(), asked) {
+            (None, Some(asked)) => {
+                self.begin_to_give_way(greeting, asked)?;
+                Ok(true)
+            }
+            (None, None) => {
                 let hello = Hello::parse(&bytes[..got]).ok_or(Unmanaged::UnknownShim)?;
-                let page = SharedMemory::create_sealed("uc-command", PAGE_BYTES)?;
-                let given = [self.device.as_fd(), page.as_fd()];
+                let page = SharedMemory::create_sealed(COMMAND_PAGE, BASE_PAGE_BYTES)?;
+                let given = [self.greetings.device.as_fd(), page.as_fd()];
                 fdpass::send(greeting.socket.as_fd(), &answer(false), &given)?;
                 greeting.hello = Some((hello, page));
                 Ok(false)
             }
-            Some((hello, page)) => {
+            (Some((hello, page)), _) => {
                 let ready = Ready::parse(&bytes[..got]).ok_or(Unmanaged::GaveUp)?;
                 self.take_over(greeting, hello, page, ready, fds)?;
                 Ok(true)
             }
         }
+    }
+
+    /// Has a thread give memory up that a managed process wants for itself, and answer it.
+    ///
+    /// Errors: no thread for it. The process is refused.
+    fn begin_to_give_way(&self, greeting: &Greeting, asked: GiveWay) -> io::Result<()> {
+        let socket = greeting.socket.try_clone()?;
+        let range = VirtRange::of_addresses(asked.start, asked.end);
+        let process = self.shared.processes.of_pid(greeting.pid);
+        let process = process.filter(|of| of.has_agent());
+        let process = process.filter(|_| GIVING_WAY.load(Relaxed) < GIVING_WAY_MAX);
+        let Some(process) = process else {
+            return fdpass::send(socket.as_fd(), &answer(true), &[]);
+        };
+        let shared = self.shared.clone();
+        let thread = std::thread::Builder::new().name("uc-give-way".into());
+        GIVING_WAY.fetch_add(1, Relaxed);
+        let started = thread.spawn(move || {
+            let refused = !give_way(&shared, &process, range);
+            let _ = fdpass::send(socket.as_fd(), &answer(refused), &[]); // it may have ended
+            GIVING_WAY.fetch_sub(1, Relaxed);
+        });
+        if started.is_err() {
+            GIVING_WAY.fetch_sub(1, Relaxed);
+        }
+        started.map(|_| ())
     }
 
     /// Takes the process over: it has all it needs, and the manager has its descriptors.
@@ -305,8 +359,8 @@ impl Control {
         };
         let holding_uffd = uffd()?;
         let holding_area = VirtRange::of_addresses(
-            ready.staging + (STAGING_PAGES * PAGE_BYTES) as u64,
-            ready.staging + 2 * (STAGING_PAGES * PAGE_BYTES) as u64,
+            ready.staging + (STAGING_PAGES * BASE_PAGE_BYTES) as u64,
+            ready.staging + 2 * (STAGING_PAGES * BASE_PAGE_BYTES) as u64,
         );
         let holding = holding_area.start.address();
         begin_holding(&holding_uffd, holding_area)?;
@@ -327,6 +381,7 @@ impl Control {
         let row = process.row.clone();
         let identity = Identity {
             pid,
+            is_below: greeting.is_below,
             pidfd,
             pagemap,
             maps,
@@ -344,7 +399,7 @@ impl Control {
             proof,
             of_row,
         );
-        self.statm.insert(process.space, statm);
+        self.sizes.statm.insert(process.space, statm);
         self.enlist(&process, identity, agent)?;
         row.put_fd(Fds::Greeting, Some(greeting.socket.as_fd()));
         self.begin_to_manage(&process, hello.kind == KIND_FORK, pid);
@@ -365,24 +420,26 @@ impl Control {
         let _ = process.identity.set(identity);
         let _ = process.agent.set(agent);
         process.row.set(Flag::Announced);
-        (process.row).commit(process.space, process.parent, process.family);
+        (process.row).commit(
+            process.space,
+            process.relatives.parent,
+            process.relatives.family,
+        );
         self.shared.add_process(process);
-        self.hear_end(process)?;
-        crate::space::layout::place_agents(&self.shared.processes, &self.shared.placement);
-        Ok(())
+        self.hear_end(process)
     }
 
     /// Manages a new process if there is pressure. Its only thread waits for the answer meanwhile.
     fn begin_to_manage(&mut self, process: &Arc<Process>, is_fork: bool, pid: u32) {
         if self.managing {
             self.watch(process);
-            discover::manage(&self.shared, process, &mut self.maps);
+            discover::manage(&self.shared, process, &mut self.checks.maps);
         } else if is_fork {
             // A fork doubles the memory that may be written: pressure is checked while the child
             // waits.
             self.check();
         }
-        if is_fork && process.parent.is_none() {
+        if is_fork && process.relatives.parent.is_none() {
             crate::space::cow::protect(&self.shared.books, process, pid);
         }
         self.check_soon();
@@ -398,7 +455,7 @@ impl Control {
     ) -> Result<Arc<Process>, Unmanaged> {
         let known = self.shared.processes.all();
         let mut nameless = known.iter().filter(|p| p.identity.get().is_none());
-        let process = nameless.find(|p| p.beacon == beacon && p.redeem(nonce, pid));
+        let process = nameless.find(|p| p.relatives.beacon == beacon && p.redeem(nonce, pid));
         let process = process.cloned().ok_or(Unmanaged::UnknownFork)?;
         self.correct(&process, pid)?;
         Ok(process)
@@ -407,10 +464,9 @@ impl Control {
     /// Corrects the books of a fork child, if no fault of it has come yet: another process's read
     /// of its memory may have put the number there. From now on its pages may leave.
     fn correct(&self, process: &Process, pid: u32) -> Result<(), Unmanaged> {
-        let page = [0u8; PAGE_BYTES];
         let until = Instant::now() + CORRECTION;
         loop {
-            match correct(&self.shared, process, Who::Known(pid), &page) {
+            match correct(&self.shared, process, Who::Known(pid)) {
                 ChildBooks::Right => return Ok(()),
                 ChildBooks::Short => {
                     return Err(io::Error::from(rustix::io::Errno::MFILE).into());
@@ -434,12 +490,14 @@ impl Control {
     ) -> Result<Arc<Process>, Unmanaged> {
         let features = Features::EVENTS.with(Features::THREAD_ID);
         uffd.api(features).map_err(Unmanaged::NoForkEvents)?;
-        self.shared.placement.pin.restarted(pid);
+        self.shared.cpu_plan.pin.restarted(pid);
         // The process is known: it called exec, and its old address space is gone.
         if let Some(old) = self.shared.processes.of_pid(pid) {
             self.part_with(&old);
         }
-        let space = self.shared.books.engine().layout().add_space();
+        // Relatives that outlived the first of their family still have its number.
+        let is_family = |space| self.shared.processes.is_family(space);
+        let space = (self.shared.books.engine().layout()).new_space(PageSize::Base, is_family)?;
         // It was forked before anything was managed, so no event announced it.
         let family = match hello.kind {
             KIND_FORK => self.family_of(pid),
@@ -456,13 +514,20 @@ impl Control {
     fn family_of(&self, pid: u32) -> Option<SpaceId> {
         let parent = procfs::status_number(pid, "PPid")?;
         let of = self.shared.processes.of_pid(parent as u32)?;
-        Some(of.family)
+        Some(of.relatives.family)
     }
 
+    /// Cost: three system calls for each ancestor up to the first whose handshake is done.
     fn is_descendant(&self, pid: u32) -> bool {
         let mut at = pid;
         for _ in 0..ANCESTORS_MAX {
             if at == self.launch.keeper {
+                return true;
+            }
+            // A number is not given to another process while the one that had it lives.
+            let known = (at != pid).then(|| self.shared.processes.of_pid(at));
+            let known = known.flatten().filter(|of| of.has_running_identity());
+            if known.is_some_and(|of| of.is_alive()) {
                 return true;
             }
             match procfs::status_number(at, "PPid") {
@@ -480,7 +545,7 @@ impl Control {
         let Some(pid) = process.pid() else { return };
         let watched = lock(&self.watch).as_mut().map(|of| of.watch(pid));
         if !matches!(watched, Some(Ok(()))) {
-            self.quiet.is_blind();
+            self.checks.quiet.is_blind();
         }
         if let Some(Err(error)) = watched
             && (error.kind() == io::ErrorKind::QuotaExceeded || is_out_of_descriptors(&error))

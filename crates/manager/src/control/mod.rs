@@ -5,49 +5,51 @@ mod add;
 mod beside;
 mod bound;
 mod check;
+mod core;
+mod doors;
 pub(crate) mod ending;
 mod handshake;
-mod launch;
 mod obey;
 mod onset;
+mod parting;
+mod reaper;
 mod resize;
 mod stall;
 mod start;
+mod still;
 mod strays;
+mod swap;
 mod takeover;
 mod tell;
 
-use std::collections::HashMap;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rustix::buffer::spare_capacity;
-use rustix::event::{PollFd, PollFlags, epoll, poll};
-use undercroft_base::{Nanos, SpaceId};
-use undercroft_engine::Stats;
-use undercroft_sys::mapping::PageBuf;
-use undercroft_sys::process::{self, PidFd};
+use rustix::event::epoll;
+use undercroft_base::SpaceId;
+use undercroft_proto::legacy::Flag;
+use undercroft_proto::messages::{Launch, Notice, Request, tell};
+use undercroft_sys::process;
 use undercroft_sys::procfs::Statm;
-use undercroft_sys::uffd::UffdDevice;
 
 use self::beside::Presence;
-use self::bound::Bound;
+use self::bound::Bounds;
+use self::check::{Checks, Sizes};
+use self::doors::{Doors, Event};
 use self::ending::Mark;
 use self::handshake::Greetings;
-pub(crate) use self::launch::VERSION as MESSAGES_VERSION;
-use self::launch::tell;
-pub use self::launch::{Answered, Ask, Launch, Notice, Request, check as check_message};
-pub(crate) use self::obey::Word;
-use self::stall::Stall;
+use self::parting::Parting;
 pub use self::start::serve;
-use crate::gauges::knobs::Turned;
-use crate::legacy::Flag;
+use self::swap::SwapWatch;
+use self::tell::Since;
 use crate::log;
 use crate::record::Record;
 use crate::signals::Doom;
+use crate::space::discover;
 use crate::space::layout;
 use crate::space::parts;
 use crate::space::process::Process;
@@ -73,51 +75,24 @@ enum Over {
 struct Control {
     shared: Arc<Shared>,
     launch: Launch,
-    listener: OwnedFd,
-    link: OwnedFd,
-    status: OwnedFd,
-    keeper: PidFd,
-    device: UffdDevice,
+    doors: Doors,
     greetings: Greetings,
-    holder: (u32, PidFd),
-    statm: HashMap<SpaceId, Statm>,
-    virtual_sizes: HashMap<SpaceId, u64>,
     watch: Watch,
+    sizes: Sizes,
     managing: bool,
-    maps: String,
-    pagemap: Vec<u8>,
-    last_faults: u64,
-    /// Time between two checks while the client is managed.
-    tick: Duration,
-    check_at: Instant,
-    onset: onset::Onset,
-    quiet: check::Quiet,
-    /// The keeper has stopped with this program.
-    paused: Option<u32>,
-    /// There are books of address spaces that are gone, to be forgotten.
-    forgets: bool,
-    /// Epoll of the pidfds of all processes that have announced themselves.
-    ends: OwnedFd,
+    checks: Checks,
+    parting: Parting,
     presence: Presence,
     /// The thread that moves pages between tiers runs.
     migrates: bool,
-    /// The latency bound of the run, if it has one.
-    bound: Option<Bound>,
-    /// How the daemon has the knobs turned, and until when.
-    obeys: Option<(Turned, Instant)>,
-    rest_until: Instant,
-    /// When the pages of all processes are counted again, after a takeover.
-    recount_at: Option<Instant>,
-    last_snapshot: (Instant, Stats),
-    stall: Stall,
-    /// When the miss-ratio curve began, and the counts then.
-    curve_since: (Stats, Nanos),
-    zeros: PageBuf,
+    bounds: Bounds,
+    swap: SwapWatch,
+    since: Since,
 }
 
 impl Control {
     fn notify(&self, notice: &Notice) -> io::Result<()> {
-        tell(&self.link, notice)
+        tell(&self.doors.link, notice)
     }
 
     /// Serves until the client has ended; ends the client if the keeper cannot.
@@ -133,7 +108,7 @@ impl Control {
     /// ends their processes if the keeper does not.
     fn let_holder_go(&self) {
         if ending::nothing_held() {
-            let _ = self.holder.1.kill();
+            let _ = self.doors.holder.1.kill();
         }
     }
 
@@ -143,53 +118,35 @@ impl Control {
         // Real-time priority until the client is managed: if a check comes a millisecond late, the
         // client may have grown by megabytes.
         if !self.managing {
-            self.shared.placement.be_prompt(1);
+            self.shared.cpu_plan.be_prompt(1);
         }
         loop {
-            let accepts = self.greetings.listens();
-            let mut fds: Vec<PollFd<'_>> = vec![
-                PollFd::new(&self.link, PollFlags::IN),
-                PollFd::new(&self.listener, accepts),
-                PollFd::new(&self.status, PollFlags::IN),
-                PollFd::new(&self.keeper, PollFlags::IN),
-                PollFd::new(&self.holder.1, PollFlags::IN),
-                PollFd::new(&self.ends, PollFlags::IN),
-                PollFd::new(self.shared.signals.control(), PollFlags::IN),
-            ];
-            let greeted = fds.len();
-            let sockets = self.greetings.sockets();
-            fds.extend(sockets.map(|socket| PollFd::new(socket, PollFlags::IN)));
-            let wait = self.until_check();
-            let wait = self.greetings.due().map_or(wait, |due| due.min(wait));
-            let wait = if self.forgets { Duration::ZERO } else { wait };
-            let timeout = rustix::fs::Timespec {
-                tv_sec: wait.as_secs() as i64,
-                tv_nsec: i64::from(wait.subsec_nanos()),
-            };
-            let _ = poll(&mut fds, Some(&timeout));
-            let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
-            drop(fds);
+            let events = self.wait();
+            let heard = |event: Event| events.contains(&event);
+            self.note_swap(heard(Event::Swap));
             let runs = |process: &Process| process.has_running_identity() && process.has_agent();
             self.note_presence(self.shared.processes.any(runs));
-            self.forget_some(ready[6]);
-            if ready[5] {
+            self.forget_some(heard(Event::Kick));
+            if heard(Event::Ends) {
                 self.note_ends();
             }
-            if ready[3] {
+            self.forget_parted();
+            self.note_cores();
+            if heard(Event::KeeperGone) {
                 return Over::Orphaned;
             }
-            if ready[4] {
+            if heard(Event::HolderGone) {
                 // Without the holder, this process must not die, and that cannot be promised.
                 self.shared.signals.doom(Doom::HolderDied);
             }
-            self.hear(&ready[greeted..]);
-            if ready[1] {
+            self.hear(&events);
+            if heard(Event::Connection) {
                 self.welcome();
             }
-            if ready[2] {
+            if heard(Event::Question) {
                 self.tell_status();
             }
-            if ready[0]
+            if heard(Event::Keeper)
                 && let Some(over) = self.answer_keeper()
             {
                 return over;
@@ -197,14 +154,23 @@ impl Control {
             if self.is_doomed() {
                 return Over::Orphaned;
             }
-            self.wake_keeper();
             self.recount_if_due();
             self.check_if_due();
             self.note_page_ins();
             self.note_stall();
-            let shortages = self.shared.gauges.shortages.news();
-            shortages.into_iter().for_each(log::warn);
+            (self.shared.gauges.shortages.news().into_iter()).for_each(log::warn);
         }
+    }
+
+    /// Waits until something happens, or is due.
+    fn wait(&self) -> Vec<Event> {
+        let check = self.until_check();
+        let time = self.greetings.due().map_or(check, |due| due.min(check));
+        let time = self.parting.until_look(time);
+        let kick = self.shared.signals.control().as_fd();
+        let (listens, sockets) = (self.greetings.listens(), self.greetings.sockets());
+        self.doors
+            .wait(time, kick, self.swap.fd(), listens, sockets)
     }
 
     /// Goes on where a dead manager stopped. The threads run.
@@ -212,21 +178,21 @@ impl Control {
         for process in self.shared.processes.all() {
             self.managing |= process.managed.load(Ordering::Relaxed);
             if let Some(statm) = process.pid().and_then(|pid| Statm::open(pid).ok()) {
-                self.statm.insert(process.space, statm);
+                self.sizes.statm.insert(process.space, statm);
             }
             if self.hear_end(&process).is_err() {
                 self.shared.gauges.shortages.no_descriptor();
             }
             if process.managed.load(Ordering::Relaxed) {
+                discover::note_fences(&self.shared, &process, &mut self.checks.maps);
                 self.watch(&process);
             }
         }
         if self.managing {
             self.scan_on_demand();
             self.guard_threads();
-            self.recount_at = Some(Instant::now() + RECOUNT_AFTER);
+            self.checks.recount_at = Some(Instant::now() + RECOUNT_AFTER);
         }
-        layout::place_agents(&self.shared.processes, &self.shared.placement);
         settled.greet();
         takeover::wake_everyone(&self.shared);
     }
@@ -234,10 +200,14 @@ impl Control {
     /// Has the pages of all processes counted again, if that is due. A dead manager may have been
     /// counting, or loading pages that are in no book now.
     fn recount_if_due(&mut self) {
-        if self.recount_at.is_some_and(|at| Instant::now() >= at) {
-            self.recount_at = None;
+        if self
+            .checks
+            .recount_at
+            .is_some_and(|at| Instant::now() >= at)
+        {
+            self.checks.recount_at = None;
             for process in self.shared.processes.all() {
-                process.recount.store(true, Ordering::Release);
+                process.backlog.recount.store(true, Ordering::Release);
             }
         }
     }
@@ -246,7 +216,7 @@ impl Control {
     fn note_ends(&mut self) {
         let mut events = Vec::with_capacity(ENDS_MAX);
         let none = rustix::fs::Timespec::default();
-        let _ = epoll::wait(&self.ends, spare_capacity(&mut events), Some(&none));
+        let _ = epoll::wait(&self.doors.ends, spare_capacity(&mut events), Some(&none));
         for event in events {
             let space = SpaceId(event.data.u64() as u32);
             if let Some(process) = self.shared.processes.get(space) {
@@ -264,21 +234,26 @@ impl Control {
             let _ = rustix::io::read(self.shared.signals.control(), &mut word);
             self.check_if_stirred();
         }
-        self.forgets = !parts::forget_some(&self.shared);
+        self.parting.forgets = !parts::forget_some(&self.shared);
     }
 
     /// Watches for the end of the process.
     fn hear_end(&self, process: &Process) -> io::Result<()> {
         if let Some(identity) = process.identity.get() {
             let data = epoll::EventData::new_u64(process.space.0.into());
-            epoll::add(&self.ends, &identity.pidfd, data, epoll::EventFlags::IN)?;
+            epoll::add(
+                &self.doors.ends,
+                &identity.pidfd,
+                data,
+                epoll::EventFlags::IN,
+            )?;
         }
         Ok(())
     }
 
     fn hear_no_end(&self, process: &Process) {
         if let Some(identity) = process.identity.get() {
-            let _ = epoll::delete(&self.ends, &identity.pidfd);
+            let _ = epoll::delete(&self.doors.ends, &identity.pidfd);
         }
     }
 
@@ -301,25 +276,28 @@ impl Control {
     fn part_with(&mut self, process: &Arc<Process>) {
         process.row.set(Flag::Exited);
         process.exited.store(true, Ordering::Relaxed);
-        if process.has_lost_its_memory(&self.zeros) {
+        if process.has_lost_its_memory() {
             self.forget(process);
-        } else {
-            self.statm.remove(&process.space);
+            return;
         }
+        self.sizes.statm.remove(&process.space);
+        if let Some(agent) = process.agent.get() {
+            agent.commands.wake_agent();
+        }
+        self.parting.add(process);
     }
 
     /// Forgets a process whose address space is gone.
     fn forget(&mut self, process: &Arc<Process>) {
-        self.statm.remove(&process.space);
-        self.virtual_sizes.remove(&process.space);
+        self.sizes.forget(process.space);
         self.hear_no_end(process);
-        parts::ended(&self.shared, process);
+        layout::ended(&self.shared, process);
     }
 
     /// Forgets all processes whose address space is gone.
     fn forget_ended(&mut self) {
         for process in self.shared.processes.all() {
-            if process.has_lost_its_memory(&self.zeros) {
+            if process.has_lost_its_memory() {
                 self.forget(&process);
             }
         }
@@ -334,13 +312,13 @@ impl Control {
 
     fn wait_for_keeper(&self) {
         let mut byte = [0u8; 1];
-        while matches!(rustix::io::read(&self.link, &mut byte), Ok(1..)) {}
+        while matches!(rustix::io::read(&self.doors.link, &mut byte), Ok(1..)) {}
     }
 
     /// Answers the keeper's requests. Returns why the manager is to end, if it is.
     fn answer_keeper(&mut self) -> Option<Over> {
         let mut bytes = vec![0u8; 4096];
-        let got = match rustix::io::read(&self.link, &mut bytes) {
+        let got = match rustix::io::read(&self.doors.link, &mut bytes) {
             Ok(got) if got > 0 => got,
             _ => return Some(Over::Orphaned),
         };
@@ -360,7 +338,14 @@ impl Control {
                     let _ = self.notify(&Notice::Report(Box::new(report)));
                     return Some(Over::Finished);
                 }
-                Ok(Request::Paused { program }) => self.paused = Some(program),
+                Ok(Request::Leave {
+                    exit_status,
+                    wall_ns,
+                }) => {
+                    self.launch.front = None;
+                    let report = self.report(exit_status, wall_ns);
+                    let _ = self.notify(&Notice::Report(Box::new(report)));
+                }
                 Err(_) => return None,
             }
         }

@@ -1,26 +1,17 @@
-//! What the daemon asks of a run, and says of the knobs of latency control. It keeps the bounds of
+//! The daemon's questions to a run, and its knobs of latency control. It keeps the bounds of
 //! all its clients by one control (docs/design/0038). A run obeys for [`TURN_HOLDS`], whether it
 //! has a bound or not, and then turns its own knobs: so a daemon that dies costs it nothing.
 
 use std::time::Instant;
 
-use serde::{Deserialize, Serialize};
 use undercroft_base::Nanos;
+use undercroft_engine::reclaim::Turned;
+use undercroft_proto::grant::{CurveFigures, Figures, TURN_HOLDS};
+use undercroft_proto::messages::Word;
+use undercroft_proto::report::MissRatioCurve;
 
 use super::Control;
-use crate::gauges::knobs::Turned;
-use crate::grant::{CurveFigures, Figures, TURN_HOLDS, Turn};
-use crate::report::MissRatioCurve;
 use crate::sync::lock;
-
-/// What the keeper passes on from the daemon. The answer is an `Option<Figures>`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) enum Word {
-    /// What it has and does now, and the page-ins that it was not told of.
-    Figures,
-    /// Turn the knobs so. The answer is `None`.
-    Turn(Turn),
-}
 
 impl Control {
     /// Answers the daemon, or does what it says.
@@ -33,8 +24,8 @@ impl Control {
                     batch: turn.batch as usize,
                     goes: turn.goes,
                 };
-                self.obeys = Some((turned, Instant::now() + TURN_HOLDS));
-                match &mut self.bound {
+                self.bounds.obeys = Some((turned, Instant::now() + TURN_HOLDS));
+                match &mut self.bounds.latency {
                     Some(bound) => bound.turn_to(&gauges.knobs, Some(turned)),
                     None => gauges.knobs.set(Some(turned)),
                 }
@@ -48,13 +39,13 @@ impl Control {
         let uptime = shared.elapsed();
         let (stats, dram) = self.memory_now();
         let curve = self.curve(&stats, Nanos(uptime.as_nanos() as u64));
-        let page_ins = match (&mut self.bound, shared.gauges.page_ins.get()) {
+        let page_ins = match (&mut self.bounds.latency, shared.gauges.page_ins.get()) {
             (Some(bound), Some(page_ins)) => bound.tell(page_ins),
             _ => None,
         };
         Figures {
             dram: dram.0,
-            limit: crate::report::limit(shared.gauges.memory_max().0),
+            limit: undercroft_proto::report::limit(shared.gauges.memory_max().0),
             stall_seconds: lock(&shared.gauges.fault_latency).waited().seconds(),
             swap_ins: stats.swap_in,
             page_ins,
@@ -64,13 +55,13 @@ impl Control {
 
     /// How the daemon has the knobs turned. If its word is too old, the run turns its own again.
     pub(super) fn obeyed(&mut self, now: Instant) -> Option<Turned> {
-        let (turned, until) = self.obeys?;
+        let (turned, until) = self.bounds.obeys?;
         if now < until {
             return Some(turned);
         }
-        self.obeys = None;
+        self.bounds.obeys = None;
         let knobs = &self.shared.gauges.knobs;
-        match &mut self.bound {
+        match &mut self.bounds.latency {
             Some(bound) => bound.turn(knobs),
             None => knobs.set(None),
         }

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 const SLACK_PART: u64 = 16;
 const SLACK_MIN: u64 = 16 << 20;
 
-/// The room covers this time of the growth that was seen, but at most half the limit: a hypervisor
-/// may stop the CPU of the control thread, and the client goes on growing on another one.
-const LATE: Duration = Duration::from_millis(25);
+/// The room covers this time of the growth that was seen, but at most three quarters of the limit:
+/// a hypervisor may stop the CPU of the control thread, and the client goes on growing on others.
+const LATE: Duration = Duration::from_millis(50);
 
 /// Fastest growth of a program that a check notices in time, in bytes a second: first touches of
 /// fresh memory.
@@ -37,7 +37,7 @@ pub(super) struct Onset {
     still: u64,
 }
 
-/// What a look has found.
+/// The findings of a look.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Look {
     pub(super) begins: bool,
@@ -84,7 +84,7 @@ impl Onset {
             (self.still_since, self.still) = (now, used);
         }
         let near = (limit / SLACK_PART).max(SLACK_MIN.min(limit / 4));
-        let fast = ((self.growth * LATE.as_secs_f64()) as u64).min(limit / 2);
+        let fast = ((self.growth * LATE.as_secs_f64()) as u64).min(limit / 4 * 3);
         let threshold = limit - near.max(fast);
         let headroom = threshold.saturating_sub(used) as f64;
         let wait = Duration::from_secs_f64((headroom / GROWTH_MAX).min(WAIT_MAX));
@@ -126,14 +126,14 @@ mod tests {
 
     #[test]
     fn a_client_that_grows_fast_is_managed_earlier() {
-        // 1 GiB/s: 25.6 MiB in 25 ms.
+        // 1 GiB/s: 51.2 MiB in 50 ms.
         assert_eq!(
-            looks(64, &[(10, 10), (20, 20), (39, 39)]),
+            looks(128, &[(10, 10), (60, 60), (78, 78)]),
             [false, false, true]
         );
-        // Half the limit at most.
+        // Three quarters of the limit at most.
         assert_eq!(
-            looks(64, &[(1, 0), (4, 12), (8, 31), (9, 35)]),
+            looks(64, &[(1, 0), (4, 12), (8, 15), (9, 17)]),
             [false, false, false, true]
         );
         // What it had at the first look, or another process brings, is no growth.

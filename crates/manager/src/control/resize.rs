@@ -4,12 +4,13 @@
 
 use std::time::Instant;
 
-use undercroft_base::{Bytes, Nanos, PAGE_BYTES, TierKind};
+use undercroft_base::{BASE_PAGE_BYTES, Bytes, Nanos};
+use undercroft_proto::messages::Answered;
+use undercroft_proto::tiers::pool_capacity;
 use undercroft_sys::procfs;
 
 use super::Control;
-use super::launch::Answered;
-use crate::books::tiers::pool_capacity;
+use crate::gauges::Hold;
 use crate::space::shared::Shared;
 
 /// The smallest limit: that of `run --memory-max`.
@@ -36,7 +37,7 @@ impl Control {
         let stats = *self.shared.books.engine().books().stats();
         let around = asked.min(procfs::total_memory().unwrap_or(MEMORY));
         self.shared.books.begin_curve_again(around.pages_floor());
-        self.curve_since = (stats, Nanos(self.shared.elapsed().as_nanos() as u64));
+        self.since.curve = (stats, Nanos(self.shared.elapsed().as_nanos() as u64));
         Answered::Yes
     }
 
@@ -51,17 +52,22 @@ impl Control {
             let why = "the daemon gives its memory to others, and a paused run would take more";
             return Answered::Refused(why.to_owned());
         }
-        if self.shared.gauges.pause(paused) {
+        self.hold(Hold::User, paused);
+        Answered::Yes
+    }
+
+    /// Pauses the run for a reason, or takes the reason back.
+    pub(super) fn hold(&mut self, why: Hold, paused: bool) {
+        if self.shared.gauges.pause(why, paused) {
             self.keep_to_limit();
         }
-        Answered::Yes
     }
 
     /// Has the engine keep to the limit of this moment.
     fn keep_to_limit(&mut self) {
         let limit = self.shared.gauges.limit_now();
         let to_find = self.unmanaged(&self.shared.processes.all());
-        let unmanaged = to_find.values().sum::<u64>() * PAGE_BYTES as u64;
+        let unmanaged = to_find.values().sum::<u64>() * BASE_PAGE_BYTES as u64;
         {
             let mut engine = self.shared.books.engine();
             let lower = limit < engine.books().limit();
@@ -75,7 +81,7 @@ impl Control {
                 engine.set_limit(limit.max(Bytes(unmanaged)));
             }
         }
-        self.check_at = Instant::now();
+        self.checks.at = Instant::now();
         self.shared.signals.kick_evictor();
     }
 
@@ -91,7 +97,7 @@ impl Control {
         }
         let last = self.shared.books.tiers.ranked().next_back();
         // Compressed pages have no tier below.
-        let pool = last.filter(|last| last.tier.info().kind == TierKind::Ram);
+        let pool = last.filter(|last| last.facts().charged_to_limit);
         let held = pool.map_or(Bytes(0), |pool| pool.state().held);
         if held.0 > asked.0 / 2 {
             return Err(format!(
@@ -126,8 +132,8 @@ fn limit_pools(shared: &Shared, limit: Bytes) {
     // What is in the last tier cannot move down.
     for id in tiers.ranks().filter(|id| *id != last) {
         let metered = &tiers[usize::from(id.0)];
-        if let Some(spec) = &metered.pool {
-            metered.set_ceiling(pool_capacity(spec, limit, false));
+        if metered.facts().charged_to_limit {
+            metered.set_ceiling(pool_capacity(metered.max, limit, false));
         }
     }
 }

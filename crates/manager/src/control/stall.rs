@@ -5,13 +5,13 @@
 use std::time::{Duration, Instant};
 
 use undercroft_base::Nanos;
+use undercroft_proto::messages::Answered;
+use undercroft_proto::report::{PressureReport, StallBoundReport};
 use undercroft_qos::pressure::Pressure;
 use undercroft_qos::{StallControl, StallMax};
 
 use super::Control;
-use super::launch::Answered;
 use crate::log::warn;
-use crate::report::{PressureReport, StallBoundReport};
 use crate::sync::lock;
 
 /// Least time of a window.
@@ -24,10 +24,10 @@ const MISSES_MAX: u32 = 3;
 #[derive(Default)]
 pub(super) struct Stall {
     pressure: Pressure,
-    bound: Option<Bound>,
+    bound: Option<StallWatch>,
 }
 
-struct Bound {
+struct StallWatch {
     control: StallControl,
     /// When it came into force, and the wait until then: these do not count.
     since: (Nanos, Nanos),
@@ -65,7 +65,7 @@ impl Stall {
     }
 }
 
-impl Bound {
+impl StallWatch {
     /// Ends the window. Returns what the user should be told.
     ///
     /// * `all`: the least shift at which nothing goes to the last tier, if that is known.
@@ -101,8 +101,8 @@ impl Control {
     /// the control thread: at least every 100 ms if there is a bound.
     pub(super) fn note_stall(&mut self) {
         let (now, waited) = self.time_and_wait();
-        self.stall.pressure.note(now, waited);
-        let Some(bound) = &mut self.stall.bound else {
+        self.bounds.stall.pressure.note(now, waited);
+        let Some(bound) = &mut self.bounds.stall.bound else {
             return;
         };
         if bound.window_since.elapsed() < WINDOW {
@@ -137,7 +137,7 @@ impl Control {
 
     /// Sets the stall bound; `None` ends it.
     pub(super) fn set_stall(&mut self, bound: Option<StallMax>) {
-        self.stall.bound = bound.map(|bound| Bound {
+        self.bounds.stall.bound = bound.map(|bound| StallWatch {
             control: StallControl::new(bound),
             since: self.time_and_wait(),
             window: self.time_and_wait(),
@@ -146,7 +146,7 @@ impl Control {
             warned: false,
             ratio: 0.0,
         });
-        let shift = (self.stall.bound.as_ref()).map_or(1.0, |bound| bound.control.asked());
+        let shift = (self.bounds.stall.bound.as_ref()).map_or(1.0, |bound| bound.control.asked());
         self.shared.books.engine().migrations().set_shift(shift);
     }
 }
@@ -157,7 +157,7 @@ mod tests {
 
     #[test]
     fn a_bound_that_nothing_keeps_is_told_once_with_what_the_program_waits() {
-        let mut bound = Bound {
+        let mut bound = StallWatch {
             control: StallControl::new("30%".parse().expect("a bound")),
             since: (Nanos(5_000_000_000), Nanos(5_000_000_000)),
             window: (Nanos(5_000_000_000), Nanos(5_000_000_000)),

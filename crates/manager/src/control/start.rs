@@ -1,6 +1,5 @@
 //! Starts a manager: rights, holder, engine, tiers, threads. Then the control thread serves.
 
-use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -8,39 +7,45 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
-use undercroft_base::{Bytes, Cpus, Nanos, TierKind};
-use undercroft_engine::{Config, Engine, InHand, LedgerError, Room, Stats};
+use undercroft_base::{Bytes, Cpus, PageKey, PageSize, TierId};
+use undercroft_engine::{Config, Engine, InHand, LedgerError, Room};
 use undercroft_policy::prefetch::first_touch::FirstTouches;
+use undercroft_proto::legacy::Legacy;
+use undercroft_proto::messages::{Launch, Notice, tell};
+use undercroft_proto::options::{AccessScan, Rights};
 use undercroft_sys::access::{AccessError, AccessScanner};
+use undercroft_sys::inherit;
 use undercroft_sys::interrupts;
-use undercroft_sys::mapping::{PageBuf, SharedMemory};
-use undercroft_sys::probe::{self, State};
+use undercroft_sys::mapping::SharedMemory;
+use undercroft_sys::probe::{State, Swaps};
 use undercroft_sys::process::{self, PidFd};
 use undercroft_sys::restrict;
+use undercroft_sys::ring;
+use undercroft_sys::title;
 use undercroft_sys::uffd::{Features, UffdDevice, UffdError};
+use undercroft_tier::measure::RUN_PAGES;
 use undercroft_tier::open::OpenError;
 
 use super::Control;
 use super::beside::Presence;
-use super::check::Quiet;
+use super::bound::Bounds;
+use super::check::{Checks, Sizes};
+use super::doors::Doors;
 use super::ending::{self, Mark};
 use super::handshake::Greetings;
-use super::launch::{Launch, Notice, tell};
-use super::onset::Onset;
-use super::stall::Stall;
-use super::takeover::{self, Inheritance, TakeoverError};
-use super::tell::pause_again;
+use super::parting::Parting;
+use super::swap::SwapWatch;
+use super::takeover::{Inheritance, TakeoverError};
+use super::tell::{Since, pause_again};
 use crate::books::curve::Follower;
 use crate::books::ledger::MemfdLedger;
 use crate::books::metered::MeteredTier;
 use crate::books::{Books, ledger, tiers};
+use crate::cpus::{CpuPlan, FAULT_THREAD, fault_cpus};
 use crate::evict::Evictor;
-use crate::fault::FaultThread;
+use crate::fault::{FaultThread, RING_ENTRIES};
 use crate::gauges::Gauges;
-use crate::legacy::Legacy;
-use crate::migrate::Migrator;
-use crate::options::{AccessScan, Rights};
-use crate::placement::{FAULT_THREAD, Placement};
+use crate::migrate::{Migrator, READS_AT_ONCE};
 use crate::record::{Record, RecordError};
 use crate::signals::Signals;
 use crate::space::access::Accesses;
@@ -63,6 +68,7 @@ pub fn serve(launch: Launch) -> io::Result<()> {
     }));
     // It was started by a descriptor, which gives it the number as a name.
     let _ = rustix::thread::set_name(c"undercroft");
+    inherit::leave_streams()?; // the description, which the process has read
     let link = process::take_inherited(launch.link)?;
     if let Err(error) = serve_over(launch, link.try_clone()?) {
         // The keeper tells the user.
@@ -110,7 +116,7 @@ enum StartError {
 
 /// Checks that this process may make userfaultfds that see all faults and events, that pages can be
 /// moved out, and that no swap is on that would lose them.
-fn check_permissions() -> Result<(), StartError> {
+fn check_permissions(successor: bool) -> Result<SwapWatch, StartError> {
     let device = UffdDevice::open().map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => StartError::NoDevice,
         _ => StartError::Device(error),
@@ -123,20 +129,42 @@ fn check_permissions() -> Result<(), StartError> {
     if !has.has(Features::MOVE) {
         return Err(StartError::NoMoves);
     }
-    let swap = probe::swap_now();
-    match swap.state {
-        State::Missing => Err(StartError::SwapIsOn {
-            detail: swap.detail,
-            fix: swap.fix,
-        }),
-        _ => Ok(()),
+    watch_swap(successor, Swaps::open())
+}
+
+/// Watches the kernel's swap. A run does not start beside swap that would lose its pages. A
+/// successor has to: it takes none out while such swap is on.
+fn watch_swap(successor: bool, swaps: Swaps) -> Result<SwapWatch, StartError> {
+    let found = swaps.check();
+    if found.state == State::Missing && !successor {
+        return Err(StartError::SwapIsOn {
+            detail: found.detail,
+            fix: found.fix,
+        });
     }
+    Ok(SwapWatch::new(swaps))
+}
+
+/// The name that the holder has in place of its arguments, before the number of its run.
+const HOLDER_TITLE: &str = "undercroft: holder of ";
+
+/// Makes the rings that this manager may ever want: it gives up the right to make one. Two are for
+/// later, if they are wanted: to move pages between tiers, and to measure a tier that is added.
+fn reserve_rings() -> io::Result<()> {
+    const { assert!(READS_AT_ONCE <= RUN_PAGES) };
+    ring::reserve(2, RUN_PAGES as u32)?;
+    ring::reserve(fault_cpus().len(), RING_ENTRIES as u32)
 }
 
 /// Starts the holder, which keeps our descriptors open after our death.
-fn start_holder(keeper: &PidFd, handover: OwnedFd, mark: &Mark) -> io::Result<u32> {
+///
+/// * `run`: the process id of the keeper.
+fn start_holder(run: u32, keeper: &PidFd, handover: OwnedFd, mark: &Mark) -> io::Result<u32> {
     let this = PidFd::open(std::process::id())?;
-    let holder = process::spawn_fd_holder(|| ending::hold(&this, keeper, &handover, mark))?;
+    let holder = process::spawn_fd_holder(|| {
+        let _ = title::set(&format!("{HOLDER_TITLE}{run}"));
+        ending::hold(&this, keeper, &handover, mark);
+    })?;
     // The holder shares the table: the descriptors stay open for it.
     std::mem::forget((this, handover));
     Ok(holder)
@@ -144,7 +172,7 @@ fn start_holder(keeper: &PidFd, handover: OwnedFd, mark: &Mark) -> io::Result<u3
 
 /// The memory that the manager inherits: of the ledger, the legacy and the tiers.
 struct Memories {
-    ledger: SharedMemory,
+    ledger: MemfdLedger,
     legacy: Arc<Legacy>,
     tiers: Vec<tiers::Inherited>,
 }
@@ -158,6 +186,13 @@ impl Memories {
             Some(_) => Legacy::open(legacy),
         };
         let legacy = Arc::new(legacy.map_err(TakeoverError::from)?);
+        let ledger = match launch.predecessor {
+            None => {
+                let key = PageKey::new(process::random_bytes()?);
+                ledger::create(ledger, launch.ledger_chunks, &key, legacy.clone())?
+            }
+            Some(_) => ledger::open(ledger, legacy.clone())?,
+        };
         let mut tiers = Vec::new();
         for tier in &launch.tiers {
             let memory = SharedMemory::from_fd(process::take_inherited(tier.memory)?)?;
@@ -185,7 +220,7 @@ impl Memories {
     }
 }
 
-/// What scans Accessed bits all the time, if the user wants that.
+/// The scanner that reads Accessed bits all the time, if the user wants that.
 fn scanner(launch: &Launch) -> Result<Option<(AccessScanner, Duration)>, StartError> {
     match launch.options.access_scan {
         AccessScan::Every(interval) => {
@@ -210,58 +245,47 @@ fn take_rights(rights: &Rights) -> Result<(), StartError> {
 
 fn serve_over(launch: Launch, link: OwnedFd) -> Result<(), StartError> {
     take_rights(&launch.options.rights)?;
-    check_permissions()?;
+    let mut swap = check_permissions(launch.predecessor.is_some())?;
     let keeper = PidFd::open(launch.keeper)?;
     let mark = Mark::new(&launch.shim.0, &launch.shim.1);
-    let holder = start_holder(&keeper, process::take_inherited(launch.handover)?, &mark)?;
+    let handover = process::take_inherited(launch.handover)?;
+    let holder = start_holder(launch.keeper, &keeper, handover, &mark)?;
     // At once: if this process dies later, the keeper asks the holder.
     tell(&link, &Notice::Holder(holder))?;
+    reserve_rings()?;
     // Before any thread starts, and before any message of a client is read.
     restrict::give_up_rights(tiers::network(&launch.options))?;
-    let listener = process::take_inherited(launch.listener)?;
-    let status = process::take_inherited(launch.status)?;
     let memories = Memories::take(&launch)?;
     let scanner = scanner(&launch)?;
-    let (shared, inheritance) = share(&launch, memories)?;
+    let (shared, inheritance) = share(&launch, memories, &mut swap)?;
     let _ = process::lock_all_memory();
     let watch = watch::new();
     let mut settled = inheritance.map(|of| of.settle(&shared)).transpose()?;
     let in_hand = settled.as_mut().map(|of| std::mem::take(&mut of.in_hand));
     let threads = start_threads(&shared, &watch, scanner, in_hand)?;
+    let now = Instant::now();
     let mut control = Control {
-        statm: HashMap::new(),
-        virtual_sizes: HashMap::new(),
+        doors: Doors {
+            link,
+            listener: process::take_inherited(launch.listener)?,
+            status: process::take_inherited(launch.status)?,
+            keeper,
+            holder: (holder, PidFd::open(holder)?),
+            ends: epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io::Error::from)?,
+        },
+        greetings: Greetings::new(UffdDevice::open()?),
         watch,
+        sizes: Sizes::default(),
         managing: false,
-        maps: String::new(),
-        pagemap: vec![0; 4096 * 8],
-        last_faults: 0,
-        tick: Duration::ZERO,
-        check_at: Instant::now(),
-        onset: Onset::new(Instant::now()),
-        quiet: Quiet::new(Instant::now()),
-        paused: None,
-        forgets: false,
-        ends: epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io::Error::from)?,
-        presence: Presence::new(Instant::now()),
+        checks: Checks::new(now),
+        parting: Parting::default(),
+        presence: Presence::new(now),
         migrates: Migrator::is_needed(&shared),
-        bound: None,
-        obeys: None,
-        rest_until: Instant::now(),
-        recount_at: None,
-        last_snapshot: (Instant::now(), Stats::default()),
-        stall: Stall::default(),
-        curve_since: (Stats::default(), Nanos(0)),
-        zeros: PageBuf::new(1)?,
+        bounds: Bounds::default(),
+        swap,
+        since: Since::new(now),
         shared,
         launch,
-        listener,
-        link,
-        status,
-        keeper,
-        device: UffdDevice::open()?,
-        greetings: Greetings::default(),
-        holder: (holder, PidFd::open(holder)?),
     };
     control.begin_bounds()?;
     if let Some(settled) = settled {
@@ -282,7 +306,7 @@ fn serve_over(launch: Launch, link: OwnedFd) -> Result<(), StartError> {
 /// work there yet.
 fn close_remote(shared: &Shared) {
     let tiers = shared.books.tiers.iter().map(|of| &of.tier);
-    let remote = tiers.filter(|tier| tier.info().kind == TierKind::Remote);
+    let remote = tiers.filter(|tier| tier.info().facts.remote);
     remote.for_each(|tier| tier.close());
 }
 
@@ -332,21 +356,28 @@ fn recover(
     memories: Memories,
 ) -> Result<(Engine<MemfdLedger>, Vec<MeteredTier>, Inheritance), StartError> {
     let (options, legacy) = (&launch.options, memories.legacy);
-    let ledger = ledger::open(memories.ledger, legacy.clone())?;
+    let ledger = memories.ledger;
     let holder = process::take_inherited(launch.predecessor.unwrap_or(-1))?;
     let inheritance = Inheritance::of(&legacy, &holder)?;
-    let (tiers, slots) = tiers::recover(options, memories.tiers)?;
+    let (tiers, slots) = tiers::recover(options, memories.tiers, &ledger.key())?;
     let latencies: Vec<_> = tiers.iter().map(MeteredTier::latency).collect();
     let config = Config::for_tiers(options.memory_max, Room::Ahead, &latencies);
     let prefetch = FirstTouches::beside(options.prefetch.make());
     let reclaim = options.reclaim.make();
     let spaces = inheritance.spaces();
-    let mut engine = Engine::recover(ledger, reclaim, prefetch, config, &spaces)?;
+    let sizes: Vec<_> = spaces
+        .iter()
+        .map(|space| (*space, PageSize::Base))
+        .collect();
+    let (mut engine, claims) = Engine::recover(ledger, reclaim, prefetch, config, &sizes)?;
     for (space, regions) in inheritance.regions() {
         engine.restore_regions(space, regions);
     }
-    for (tier, slot) in takeover::unclaimed(slots, &engine.claims()) {
-        tiers[usize::from(tier.0)].tier.free(&[slot]);
+    // The dead manager died between storing and publishing, or before it freed them.
+    for (at, slots) in slots.iter().enumerate() {
+        for unclaimed in slots.without(claims.of(TierId(at as u8))) {
+            tiers[at].tier.free(&[unclaimed]);
+        }
     }
     Ok((engine, tiers, inheritance))
 }
@@ -357,12 +388,14 @@ fn begin(
     memories: Memories,
 ) -> Result<(Engine<MemfdLedger>, Vec<MeteredTier>), StartError> {
     let options = &launch.options;
-    let tiers = tiers::build(options, memories.tiers)?;
+    let tiers = tiers::build(options, memories.tiers, &memories.ledger.key())?;
     let latencies: Vec<_> = tiers.iter().map(MeteredTier::latency).collect();
     let config = Config::for_tiers(options.memory_max, Room::Ahead, &latencies);
-    let ledger = ledger::create(memories.ledger, launch.ledger_chunks, memories.legacy)?;
     let prefetch = FirstTouches::beside(options.prefetch.make());
-    let engine = Engine::new(ledger, options.reclaim.make(), prefetch, config);
+    let mut engine = Engine::new(memories.ledger, options.reclaim.make(), prefetch, config);
+    if let Some(first) = launch.first_space {
+        engine.number_spaces(first, u32::MAX);
+    }
     Ok((engine, tiers))
 }
 
@@ -370,6 +403,7 @@ fn begin(
 fn share(
     launch: &Launch,
     memories: Memories,
+    swap: &mut SwapWatch,
 ) -> Result<(Arc<Shared>, Option<Inheritance>), StartError> {
     let options = &launch.options;
     let files = memories.tiers.iter();
@@ -378,9 +412,9 @@ fn share(
         .filter_map(|(file, _, _)| interrupts::completion_cpu(file))
         .next();
     let record = record(launch)?;
-    let placement = Placement::new(disk_cpu, options.rights.realtime);
-    let fault_threads = placement.cpus.len();
-    let legacy = memories.legacy.clone();
+    let cpu_plan = CpuPlan::new(disk_cpu, options.rights.realtime);
+    let fault_threads = cpu_plan.cpus.len();
+    let (legacy, key) = (memories.legacy.clone(), memories.ledger.key());
     let (mut engine, tiers, inheritance) = match launch.predecessor {
         None => {
             let (engine, tiers) = begin(launch, memories)?;
@@ -392,8 +426,8 @@ fn share(
         }
     };
     engine.set_place(options.placement.make());
-    let mut books = Books::new(engine, tiers, legacy, record);
-    if let Some(limit) = crate::report::limit(options.memory_max.0) {
+    let mut books = Books::new(engine, tiers, key, legacy, record);
+    if let Some(limit) = undercroft_proto::report::limit(options.memory_max.0) {
         let pages = Bytes(limit).pages_floor();
         books = books.with_curve(Follower::new(&options.reclaim, &options.placement, pages));
     }
@@ -404,13 +438,14 @@ fn share(
         graves: Graves::default(),
         gauges: Gauges::new(options.latency, options.memory_max),
         signals: Signals::new(fault_threads)?,
-        placement,
+        cpu_plan,
         options: options.clone(),
         started: Instant::now(),
     });
     if inheritance.is_some() {
         pause_again(&shared);
     }
+    swap.pause_first(&shared);
     Ok((shared, inheritance))
 }
 
@@ -436,6 +471,30 @@ fn record(launch: &Launch) -> Result<Option<Record>, StartError> {
         AccessScan::Never => {}
     }
     let accesses = options.access_scan != AccessScan::Never;
-    let record = Record::create(path, &launch.command, &settings, accesses)?;
+    let record = Record::create(path, &launch.command.words, &settings, accesses)?;
     Ok(Some(record))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::swap::Change;
+
+    #[test]
+    fn a_run_does_not_start_beside_unsafe_swap_and_a_successor_goes_on() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let on = "Filename Type Size Used Priority\n/swap file 1 0 -2\n";
+        std::fs::write(file.path(), on).expect("written");
+        let swaps = |release| Swaps::of(file.path(), release);
+        let refused = watch_swap(false, swaps("6.12.3"));
+        assert!(matches!(refused, Err(StartError::SwapIsOn { .. })));
+        let mut watch = watch_swap(true, swaps("6.12.3")).expect("it goes on");
+        let found = watch.look(true, Instant::now());
+        assert!(
+            matches!(found, Some(Change::On(_))),
+            "before any page leaves"
+        );
+        let mut watch = watch_swap(false, swaps("6.18.0")).expect("it starts");
+        assert!(watch.look(true, Instant::now()).is_none());
+    }
 }

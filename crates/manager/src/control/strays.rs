@@ -1,5 +1,5 @@
-//! Finds processes of the program that have not loaded the shim. They are not managed, and their
-//! memory is outside the limit.
+//! Finds processes of the program that have not loaded the shim, or whose shim has not announced
+//! them. They are not managed, and their memory is outside the limit.
 //!
 //! A thread of its own looks: a look reads files of every process of the program, and some may
 //! block. What is seen once may be a process that starts or ends; what two looks see is told.
@@ -20,6 +20,7 @@ use undercroft_wire::protocol::SOCKET_VARIABLE;
 
 use super::Control;
 use crate::log::warn;
+use crate::space::command::COMMAND_PAGE;
 use crate::space::process::Process;
 use crate::space::shared::Shared;
 
@@ -51,7 +52,7 @@ impl Control {
         let shared = self.shared.clone();
         let family = Family {
             keeper: self.launch.keeper,
-            own: [std::process::id(), self.holder.0],
+            own: [std::process::id(), self.doors.holder.0],
             shim: self.launch.shim.0.clone(),
             quiet: self.launch.options.quiet,
         };
@@ -89,7 +90,7 @@ fn watch(shared: &Arc<Shared>, family: &Family) {
 }
 
 impl Family {
-    /// Descendants of the keeper that run without the shim. None while no process is managed: then
+    /// Descendants of the keeper that are not managed. None while no process is managed: then
     /// the control thread says so.
     fn strays(&self, shared: &Shared) -> BTreeSet<u32> {
         let processes = shared.processes.all();
@@ -111,7 +112,7 @@ impl Family {
             if is_ours(pid) {
                 continue; // a run inside this run: it manages what it starts
             }
-            if !managed.contains(&pid) && self.lacks_shim(pid) {
+            if !managed.contains(&pid) && self.is_outside(pid) {
                 found.insert(pid);
             }
             left.extend(procfs::children(pid));
@@ -119,22 +120,39 @@ impl Family {
         found
     }
 
-    /// Whether a process has memory, and the shim is not in it.
-    fn lacks_shim(&self, pid: u32) -> bool {
-        let (mut maps, name) = (String::new(), self.shim.file_name());
-        let name = name.and_then(OsStr::to_str).unwrap_or_default();
+    /// Whether a process has memory in which there is no shim, or no page for the manager's
+    /// commands. Agents, and others that have a managed process's memory, have both.
+    fn is_outside(&self, pid: u32) -> bool {
+        let mut maps = String::new();
         // A process that ends has no mapping.
         procfs::read_maps(pid, &mut maps).is_ok()
             && !maps.is_empty()
-            && !maps.contains(name)
+            && !(maps.contains(self.shim_name()) && maps.contains(COMMAND_PAGE))
             && process::is_running(pid)
+    }
+
+    fn shim_name(&self) -> &str {
+        let name = self.shim.file_name();
+        name.and_then(OsStr::to_str).unwrap_or_default()
+    }
+
+    /// Whether the shim is in a process.
+    fn has_shim(&self, pid: u32) -> bool {
+        let mut maps = String::new();
+        procfs::read_maps(pid, &mut maps).is_ok() && maps.contains(self.shim_name())
     }
 
     fn story(&self, pid: u32) -> String {
         let name = procfs::thread_name(pid).unwrap_or_default();
-        let why = why_not(pid).unwrap_or(
-            "has not loaded the shim: LD_PRELOAD was replaced, or the loader ignored it",
-        );
+        let why = if self.has_shim(pid) {
+            "has the shim, but is not announced: it was forked by a system call that the C library \
+             does not see, the manager is out of its reach (as behind another root), or the manager \
+             refused it and said why"
+        } else {
+            why_not(pid).unwrap_or(
+                "has not loaded the shim: LD_PRELOAD was replaced, or the loader ignored it",
+            )
+        };
         format!(
             "process {pid} ({name}) is not managed, so its memory is outside the limit: it {why}. \
              The report counts such processes"
@@ -164,9 +182,10 @@ pub(super) fn why_not(pid: u32) -> Option<&'static str> {
         Some(Image::Static | Image::Relocates) => {
             Some("is linked statically, so it has no loader to bring the shim in")
         }
-        _ if lacks("LD_PRELOAD=") || lacks(SOCKET_VARIABLE) => {
-            Some("was started without LD_PRELOAD or UNDERCROFT_SOCKET in its environment")
-        }
+        _ if lacks("LD_PRELOAD=") || lacks(SOCKET_VARIABLE) => Some(
+            "was started without LD_PRELOAD or UNDERCROFT_SOCKET in its environment (as behind \
+                 another root, where the shim is out of reach)",
+        ),
         _ if mode & SET_ID != 0 => Some("is setuid or setgid, so its loader brings no shim in"),
         _ => None,
     }
@@ -191,11 +210,13 @@ mod tests {
             quiet: true,
         };
         let this = std::process::id();
-        assert!(family("/nowhere/shim-of-no-run").lacks_shim(this));
+        assert!(!family("/nowhere/shim-of-no-run").has_shim(this));
         let exe = std::env::current_exe().expect("a path");
-        assert!(!family(exe.to_str().expect("text")).lacks_shim(this));
+        let family = family(exe.to_str().expect("text"));
+        assert!(family.has_shim(this));
+        assert!(family.is_outside(this), "it has no command page");
         let mut ended = std::process::Command::new("true").spawn().expect("true");
         ended.wait().expect("it ends");
-        assert!(!family("/nowhere/shim-of-no-run").lacks_shim(ended.id()));
+        assert!(!family.is_outside(ended.id()));
     }
 }

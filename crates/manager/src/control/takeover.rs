@@ -18,10 +18,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use undercroft_base::{PAGE_BYTES, PageState, Slot, SpaceId, TierId, VirtPage, VirtRange};
-use undercroft_engine::{EVERYTHING, Found, Held as HeldPage, Here, InHand, Recovered};
+use undercroft_base::{BASE_PAGE_BYTES, PageState, SpaceId, VirtPage, VirtRange};
+use undercroft_engine::{EVERYTHING, Found, HeldPage, Here, InHand, Recovered};
+use undercroft_proto::legacy::{
+    EventInbox, Fds, Flag, Heir, HeldEvent, Legacy, LegacyError, Number, Row,
+};
 use undercroft_sys::mapping::SharedMemory;
-use undercroft_sys::pagemap::{Category, Pagemap};
+use undercroft_sys::pagemap::{Category, PageIs, Pagemap};
 use undercroft_sys::process::{self, PidFd};
 use undercroft_sys::procfs::{self, ThreadStatus};
 use undercroft_sys::uffd::{Message, Uffd};
@@ -29,15 +32,18 @@ use undercroft_sys::{fdpass, handover};
 use undercroft_wire::parse::answer;
 
 use crate::fault::relief;
-use crate::legacy::{EventInbox, Fds, Flag, Heir, Held, Legacy, LegacyError, Number, Row};
+use crate::gauges::scale::Short;
 use crate::log;
 use crate::space::agent::Agent;
 use crate::space::anonymous::Anonymous;
 use crate::space::command::Commands;
+use crate::space::foreign;
+use crate::space::identity::Identity;
 use crate::space::layout;
 use crate::space::order::EventOrder;
 use crate::space::port::Wake;
-use crate::space::process::{ALL_PAGES, Identity, Process, Ticket};
+use crate::space::process::Process;
+use crate::space::relatives::Ticket;
 use crate::space::shared::Shared;
 use crate::sync::lock;
 
@@ -50,6 +56,9 @@ const MOVE_MAX: Duration = Duration::from_millis(2);
 /// Longest time until one part of a process's memory, or the batch, is seen with no event unread.
 const QUIET_MAX: Duration = Duration::from_secs(5);
 
+/// Pause before events are read again that could not be read for want of memory or a descriptor.
+const SHORTAGE_PAUSE: Duration = Duration::from_millis(1);
+
 /// Pause between two looks.
 const PAUSE: Duration = Duration::from_micros(50);
 
@@ -61,12 +70,11 @@ const LOOKS_FOR_FAULT: u32 = 40;
 const LOOKS_FOR_OTHERS: u32 = 100;
 const LOOKS_BETWEEN: u32 = 5;
 
-const _: () = assert!(LOOKS_FOR_OTHERS.is_multiple_of(LOOKS_BETWEEN));
+/// How often before an ended agent was killed. The memory of a program that calls exec is gone a
+/// moment after its agent.
+const LOOKS_FOR_END: u32 = 1000;
 
-/// Pages that the kernel moves between frames for the moment show as swapped. So are marks that
-/// stay (poison, guards). They are looked at again a few times.
-const LOOKS: u32 = 5;
-const LOOK_PAUSE: Duration = Duration::from_millis(2);
+const _: () = assert!(LOOKS_FOR_OTHERS.is_multiple_of(LOOKS_BETWEEN));
 
 /// Why a successor does not take over.
 #[derive(Debug, thiserror::Error)]
@@ -77,7 +85,7 @@ pub(crate) enum TakeoverError {
     Incomplete(&'static str),
     #[error("the descriptors of a process were not handed over: {0}")]
     NotHandedOver(io::Error),
-    #[error("the agent of process {0} does not end its command (its thread: {1})")]
+    #[error("the agent of process {0} does not end its command (its state: {1})")]
     AgentBusy(u32, char),
     #[error("the agent of process {0} has ended, and its memory is still in use")]
     AgentGone(u32),
@@ -89,11 +97,11 @@ pub(crate) enum TakeoverError {
     Nowhere(u64),
 }
 
-/// What a dead manager has left.
+/// The inheritance from a dead manager.
 pub(super) struct Inheritance {
     legacy: Arc<Legacy>,
     heirs: Vec<(Row, Heir, Vec<Option<OwnedFd>>)>,
-    held: Vec<Held>,
+    held: Vec<HeldEvent>,
 }
 
 impl Inheritance {
@@ -132,13 +140,12 @@ impl Inheritance {
         }
         legacy.begin_generation();
         let parents: BTreeSet<SpaceId> = held.iter().map(|event| event.space).collect();
-        let zeros = [0u8; PAGE_BYTES];
         let mut kept = Vec::new();
         for (row, heir, fds) in heirs {
             // A space that is gone is still needed for events that it had: a fork child's pages
             // are those of its parent.
             let probe = fds[Fds::Uffd as usize].as_ref().ok_or_else(short)?;
-            if parents.contains(&heir.space) || !is_gone(probe, &zeros) {
+            if parents.contains(&heir.space) || !is_gone(probe) {
                 kept.push((row, heir, fds));
             } else {
                 row.free();
@@ -168,6 +175,7 @@ impl Inheritance {
         let mut greetings = Vec::new();
         for (row, heir, fds) in self.heirs {
             let (process, greeting) = revive(row, &heir, fds)?;
+            foreign::exposed_before(&process, heir.exposed());
             shared.add_process(&process);
             greetings.extend(greeting.map(|socket| (process, socket)));
         }
@@ -201,7 +209,7 @@ impl Inheritance {
     }
 }
 
-/// What is left to do once the threads run.
+/// Work that is left once the threads run.
 pub(super) struct Settled {
     /// Pages that the dead manager had taken out and not published.
     pub in_hand: Vec<InHand>,
@@ -228,10 +236,8 @@ fn uffd(fd: OwnedFd) -> Result<Uffd, TakeoverError> {
     Uffd::from_stranger(fd).map_err(TakeoverError::NotHandedOver)
 }
 
-fn is_gone(fd: &OwnedFd, zeros: &[u8]) -> bool {
-    use crate::space::port::Space;
-    let again = fd.try_clone().map(Uffd::from);
-    again.is_ok_and(|uffd| Anonymous::new(uffd).is_gone(zeros))
+fn is_gone(fd: &OwnedFd) -> bool {
+    undercroft_sys::held::is_gone(fd.as_fd())
 }
 
 /// Makes the process that a row describes.
@@ -249,40 +255,46 @@ fn revive(
     *lock(&process.order) = EventOrder::new(row.clone(), heir.vacated.clone());
     let flags = [
         (&process.managed, Flag::Managed),
-        (&process.corrected, Flag::Corrected),
+        (&process.relatives.corrected, Flag::Corrected),
         (&process.exited, Flag::Exited),
-        (&process.unreadable, Flag::Unreadable),
+        (&process.relatives.unreadable, Flag::Unreadable),
+        (&process.partners.found, Flag::Partners),
     ];
     for (flag, of) in flags {
         flag.store(heir.has(of), Ordering::Relaxed);
     }
+    if heir.has(Flag::Short) {
+        process.refused.add(process.all_pages); // the list was the dead manager's
+    }
     let pid = heir.number(Number::Pid) as u32;
     if heir.has(Flag::Announced) {
+        let pidfd = PidFd::from(must(take(Fds::Pidfd))?);
         let _ = process.identity.set(Identity {
             pid,
-            pidfd: must(take(Fds::Pidfd))?.into(),
+            is_below: pidfd.is_below(),
+            pidfd,
             pagemap: must(take(Fds::Pagemap))?.into(),
             maps: must(take(Fds::Maps))?.into(),
             tasks: must(take(Fds::Tasks))?.into(),
         });
         let page = SharedMemory::from_fd(must(take(Fds::CommandPage))?);
         let page = page.map_err(TakeoverError::NotHandedOver)?;
-        let thread = (
+        let task = (
             take(Fds::AgentPidfd).map(PidFd::from),
             take(Fds::AgentStatus).map(ThreadStatus::from),
         );
         let holding = uffd(must(take(Fds::HoldingUffd))?)?;
         let memory = must(take(Fds::Memory))?.into();
-        let agent = Agent::again(Commands::new(page), holding, memory, thread, heir, row);
+        let agent = Agent::again(Commands::new(page), holding, memory, task, heir, row);
         let _ = process.agent.set(agent);
     } else if heir.number(Number::Nonce) != 0 {
-        *lock(&process.ticket) = Some(Ticket {
+        *lock(&process.relatives.ticket) = Some(Ticket {
             nonce: heir.number(Number::Nonce),
             thread: heir.number(Number::NonceThread) as u32,
         });
     }
     if let proven @ 1.. = heir.number(Number::Proven) as u32 {
-        let _ = process.proven.set(proven);
+        let _ = process.relatives.proven.set(proven);
     }
     let greeting = take(Fds::Greeting);
     Ok((Arc::new(process), greeting))
@@ -332,14 +344,18 @@ fn if_agent_rests<R>(process: &Process, longest: Duration, act: impl FnOnce() ->
 /// Waits until all commands are answered. An agent may wait for a page meanwhile.
 fn await_agents(shared: &Shared, inbox: &mut EventInbox) -> Result<(), TakeoverError> {
     let began = Instant::now();
-    let zeros = [0u8; PAGE_BYTES];
     for process in shared.processes.all() {
         let Some(agent) = process.agent.get() else {
             continue;
         };
-        let mut looks = 0;
-        while !agent.commands.is_idle() && !process.has_lost_its_memory(&zeros) {
-            if agent.has_ended() && process.is_alive() {
+        let (mut looks, mut ended) = (0, 0);
+        while !agent.commands.is_idle() && !process.has_lost_its_memory() {
+            ended += u32::from(agent.has_ended() && process.is_alive());
+            if ended > LOOKS_FOR_END {
+                // Nothing moves its pages any more.
+                if process.pagemap().is_ok_and(|of| agent.find_left(of)) {
+                    break;
+                }
                 return Err(TakeoverError::AgentGone(pid_of(&process)));
             }
             if began.elapsed() > AGENTS_MAX {
@@ -375,7 +391,7 @@ fn serve_agent(
     };
     let mut served = false;
     for (page, protected, thread) in faults {
-        if thread != agent.tid() {
+        if thread != agent.number() {
             continue;
         }
         served = true;
@@ -388,7 +404,7 @@ fn serve_agent(
     if !served {
         // The dead manager may have read its fault. It faults again, and the next look finds that:
         // on a busy machine it takes some milliseconds.
-        process.memory.wake(ALL_PAGES);
+        process.memory.wake(process.all_pages);
     }
     Ok(())
 }
@@ -420,6 +436,7 @@ fn serve_others(
                 continue;
             }
             match state {
+                PageState::Untouched if process.refused.has(page) => continue,
                 PageState::Untouched | PageState::Stored => relief::give(shared, &process, page),
                 PageState::Evicting => give_back(shared, &process, page),
                 _ => continue,
@@ -427,7 +444,7 @@ fn serve_others(
             process.memory.wake(VirtRange::one(page)); // it comes again if that was refused
         }
         if again {
-            process.memory.wake(ALL_PAGES);
+            process.memory.wake(process.all_pages);
         }
     }
     Ok(())
@@ -445,10 +462,10 @@ fn give_back(shared: &Shared, process: &Process, page: VirtPage) {
     let Some(agent) = owner.as_ref().and_then(|owner| owner.agent.get()) else {
         return;
     };
-    let mut bytes = [0u8; PAGE_BYTES];
-    if agent.commands.is_idle()
+    let mut bytes = [0u8; BASE_PAGE_BYTES];
+    if (agent.commands.is_idle() || agent.died_at_work())
         && agent.held(place) == HeldPage::Here
-        && agent.read_one(agent.commands.result(), place, &mut bytes)
+        && agent.read_one(agent.result(), place, &mut bytes)
     {
         // Refused if something is there, or an event is unread.
         let _ = process.memory.install(page, &bytes, Wake::Now);
@@ -469,7 +486,11 @@ fn unbind(process: &Process, agent: &Agent) {
 
 /// Applies the events that the dead manager had read. First, for each space, the one that it was
 /// applying.
-fn apply_held(shared: &Shared, legacy: &Legacy, mut held: Vec<Held>) -> Result<(), TakeoverError> {
+fn apply_held(
+    shared: &Shared,
+    legacy: &Legacy,
+    mut held: Vec<HeldEvent>,
+) -> Result<(), TakeoverError> {
     held.sort_by_key(|event| event.phase() == 0); // stable
     for event in held {
         let (phase, process) = (event.phase(), shared.processes.get(event.space));
@@ -501,10 +522,18 @@ fn read_events(
     process: &Process,
     inbox: &mut EventInbox,
 ) -> Result<Vec<Faulted>, TakeoverError> {
-    let mut faults = Vec::new();
+    let (mut faults, began) = (Vec::new(), Instant::now());
     loop {
-        let failed = |error| TakeoverError::Events(pid_of(process), error);
-        let mut messages = (process.memory.events(inbox.next(process.space))).map_err(failed)?;
+        let mut messages = match process.memory.events(inbox.next(process.space)) {
+            Ok(messages) => messages,
+            // The event stays unread.
+            Err(error) if Short::of(&error).is_some() && began.elapsed() < QUIET_MAX => {
+                Short::of(&error).inspect(|short| shared.gauges.shortages.note(*short));
+                std::thread::sleep(SHORTAGE_PAUSE);
+                continue;
+            }
+            Err(error) => return Err(TakeoverError::Events(pid_of(process), error)),
+        };
         let mut events = Vec::new();
         let any = !messages.is_empty();
         while let Some(message) = messages.next() {
@@ -554,11 +583,15 @@ fn correct_installed(
             wait_for_quiet(process, began)?;
             continue;
         };
-        let present = present(pagemap, part);
-        if !process.books_are_current() {
-            wait_for_quiet(process, began)?;
-            continue;
-        }
+        // If it cannot be read, it is gone, or the kernel has no memory for a moment.
+        let present = match present(pagemap, part) {
+            Ok(present) if process.books_are_current() => present,
+            Err(_) if process.has_lost_its_memory() => Vec::new(),
+            Ok(_) | Err(_) => {
+                wait_for_quiet(process, began)?;
+                continue;
+            }
+        };
         let mut engine = shared.books.engine();
         for range in present {
             engine.reconcile_present(process.space, range);
@@ -574,26 +607,60 @@ fn wait_for_quiet(process: &Process, began: Instant) -> Result<(), TakeoverError
     Ok(())
 }
 
-/// The pages of `range` that have a frame. None if the process is gone.
-fn present(pagemap: &Pagemap, range: VirtRange) -> Vec<VirtRange> {
+/// The pages of `range` whose bytes the program has, in a frame or in the kernel's swap.
+///
+/// Errors: the process is gone, or the kernel does not tell.
+fn present(pagemap: &Pagemap, range: VirtRange) -> io::Result<Vec<VirtRange>> {
     let any = Category(Category::PRESENT.0 | Category::SWAPPED.0);
     let mut found = Vec::new();
-    for look in 0..LOOKS {
-        found.clear();
-        if pagemap.scan(range, any, &mut found).is_err() {
-            return Vec::new();
-        }
-        let settled = |(_, is): &(VirtRange, Category)| is.has(Category::PRESENT);
-        if found.iter().all(settled) || look + 1 == LOOKS {
-            break;
-        }
-        std::thread::sleep(LOOK_PAUSE);
-    }
-    found.retain(|(_, is)| is.has(Category::PRESENT));
-    found.into_iter().map(|(range, _)| range).collect()
+    pagemap.scan(range, any, &mut found)?;
+    with_bytes(found, |page| pagemap.place(page))
 }
 
-/// What the kernel and the agents show of the pages in flight.
+/// Of what a scan has found, the pages whose bytes the program has.
+/// * `place`: asked only where the scan does not say it.
+fn with_bytes(
+    found: Vec<(VirtRange, Category)>,
+    mut place: impl FnMut(VirtPage) -> io::Result<PageIs>,
+) -> io::Result<Vec<VirtRange>> {
+    let mut ranges = Vec::new();
+    for (range, is) in found {
+        if is.has(Category::PRESENT) {
+            ranges.push(range);
+            continue;
+        }
+        for page in range.pages() {
+            if matches!(here(place(page)?), Here::Present | Here::Swapped) {
+                ranges.push(VirtRange::one(page));
+            }
+        }
+    }
+    Ok(ranges)
+}
+
+/// A page in flight, as its process's page tables show it. An error says nothing of the page: its
+/// process has not announced itself, or the kernel does not tell.
+fn shown(place: io::Result<PageIs>, gone: impl FnOnce() -> bool) -> Here {
+    match place.map(here) {
+        Ok(Here::Absent) if gone() => Here::NotManaged,
+        Ok(here) => here,
+        Err(_) => Here::Unknown,
+    }
+}
+
+/// The meaning of the kernel's word for a page that is managed. A page in the kernel's swap is
+/// where the program left it. So is one that may be a mark that we cannot tell: if it is one, each
+/// access fails, and the books have one page too many.
+fn here(place: PageIs) -> Here {
+    match place {
+        PageIs::Present => Here::Present,
+        PageIs::Swapped => Here::Swapped,
+        PageIs::Guard => Here::Guarded,
+        PageIs::Absent | PageIs::Mark => Here::Absent,
+    }
+}
+
+/// Finds pages in flight by what the kernel and the agents show.
 struct Shown<'a> {
     shared: &'a Shared,
     pages: HashMap<(SpaceId, VirtPage), Here>,
@@ -617,6 +684,13 @@ impl Found for Shown<'_> {
     }
 }
 
+/// A process whose agent died with its manager, in the middle of a command.
+fn first_without_agent(shared: &Shared) -> Option<u32> {
+    let died = |of: &Arc<Process>| of.agent.get().is_some_and(Agent::died_at_work);
+    let all = shared.processes.all();
+    all.iter().find(|of| died(of)).map(|of| pid_of(of))
+}
+
 /// Ends the batch of the dead manager.
 fn end_flight(shared: &Shared, inbox: &mut EventInbox) -> Result<Recovered, TakeoverError> {
     let began = Instant::now();
@@ -633,19 +707,19 @@ fn end_flight(shared: &Shared, inbox: &mut EventInbox) -> Result<Recovered, Take
         }
         // Events may have moved pages.
         let flight = shared.books.engine().in_flight();
-        let (mut pages, zeros) = (HashMap::new(), [0u8; PAGE_BYTES]);
+        let mut pages = HashMap::new();
         for (space, page) in &flight {
             let process = processes.iter().find(|process| process.space == *space);
             let Some(process) = process else { continue };
-            let shown = (process.pagemap()).map(|of| present(of, VirtRange::one(*page)));
-            let gone = || process.has_lost_its_memory(&zeros);
-            let here = match shown.map(|found| found.is_empty()) {
-                Ok(true) if gone() => Here::NotManaged,
-                Ok(true) => Here::Absent,
-                Ok(false) => Here::Present,
-                Err(_) => Here::Unknown, // it has not announced itself
-            };
+            let place = process.pagemap().and_then(|of| of.place(*page));
+            let here = shown(place, || process.has_lost_its_memory());
             pages.insert((*space, *page), here);
+        }
+        if pages.values().any(|here| *here == Here::Unknown)
+            && let Some(without) = first_without_agent(shared)
+        {
+            // What is in its holding area may be older.
+            return Err(TakeoverError::AgentGone(without));
         }
         let known = flight.iter().all(|(space, _)| spaces.contains(space));
         if known && processes.iter().all(|process| process.books_are_current()) {
@@ -661,26 +735,49 @@ fn end_flight(shared: &Shared, inbox: &mut EventInbox) -> Result<Recovered, Take
     }
 }
 
-/// Slots that no entry refers to, per tier. The dead manager died between storing and publishing,
-/// or before it freed them.
-pub(super) fn unclaimed(slots: Vec<Vec<Slot>>, claims: &[(TierId, Slot)]) -> Vec<(TierId, Slot)> {
-    let mut free = Vec::new();
-    for (tier, slots) in slots.into_iter().enumerate() {
-        let id = TierId(tier as u8);
-        let is_claimed = |slot: &Slot| claims.binary_search(&(id, *slot)).is_ok();
-        free.extend(
-            slots
-                .into_iter()
-                .filter(|slot| !is_claimed(slot))
-                .map(|slot| (id, slot)),
-        );
-    }
-    free
-}
-
 /// Wakes every thread that waits. Those whose pages are still missing fault again.
 pub(super) fn wake_everyone(shared: &Shared) {
     for process in shared.processes.all() {
-        process.memory.wake(ALL_PAGES);
+        process.memory.wake(process.all_pages);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use undercroft_sys::pagemap::PagemapEntry;
+
+    #[test]
+    fn a_page_that_cannot_be_looked_at_is_unknown_and_not_absent() {
+        let none = || Err(io::ErrorKind::OutOfMemory.into());
+        assert_eq!(shown(none(), || false), Here::Unknown);
+        assert_eq!(shown(none(), || true), Here::Unknown);
+        assert_eq!(shown(Ok(PageIs::Absent), || false), Here::Absent);
+        assert_eq!(shown(Ok(PageIs::Absent), || true), Here::NotManaged);
+        let found = vec![(run(5, 6), Category::SWAPPED)];
+        assert!(with_bytes(found, |_| none()).is_err());
+    }
+
+    fn run(from: u64, to: u64) -> VirtRange {
+        VirtRange::new(VirtPage(from), VirtPage(to))
+    }
+
+    #[test]
+    fn pages_in_kernel_swap_have_bytes_and_marks_have_none() {
+        let (swapped, guard, poison) = (1 << 62 | 64, 1 << 62 | 1 << 58, 1 << 62 | 0x5f);
+        // Another user than root does not see the entry: neither its type nor its place.
+        let words = [(5, swapped), (6, guard), (7, poison), (8, 1 << 62), (9, 0)];
+        let word = |page: VirtPage| words.iter().find(|(at, _)| *at == page.0);
+        let found = vec![
+            (run(1, 4), Category::PRESENT),
+            (run(5, 10), Category::SWAPPED), // page 9 has left since the scan
+            (run(20, 22), Category::PRESENT),
+        ];
+        let ranges = with_bytes(found, |page| {
+            let (_, word) = word(page).expect("asked only where the scan does not say it");
+            Ok(PagemapEntry::of(*word).place())
+        });
+        let ranges = ranges.expect("each was told");
+        assert_eq!(ranges, [run(1, 4), run(5, 6), run(8, 9), run(20, 22)]);
     }
 }

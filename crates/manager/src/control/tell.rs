@@ -1,32 +1,31 @@
-//! What a run reports: status while it lasts, and the report at its end.
+//! Reports of a run: status while it lasts, and the report at its end.
 
 use std::fs::File;
 use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use hdrhistogram::Histogram;
 use serde::Deserialize;
-use undercroft_base::{Bytes, Nanos, TierId, TierInfo};
+use undercroft_base::{Bytes, Nanos, TierId, TierUsage};
 use undercroft_engine::Stats;
+use undercroft_proto::legacy::ASKS;
+use undercroft_proto::messages::{Answered, Ask, Word};
+use undercroft_proto::options::AccessScan;
+use undercroft_proto::report::{
+    AccessScans, BoundReport, CostReport, Drain, Faults, ManagerCost, MissRatioCurve, Policies,
+    PolicyChoice, Quantiles, Rates, RemoteReport, Report, SCHEMA_VERSION, Scale, Slabs, Snapshot,
+    Takeovers, TierFigures, TierReport, TierSnapshot, TierUse, kernel_release, limit, peaks, ratio,
+};
+use undercroft_sys::nvm::MappedAs;
 use undercroft_sys::procfs;
 use undercroft_tier::file::FileMeter;
-use undercroft_tier::remote::RemoteMeter;
 
 use super::handshake::HANDSHAKE;
-use super::launch::{Answered, Ask};
-use super::obey::Word;
 use super::{Control, add};
 use crate::books::metered::MeteredTier;
-use crate::legacy::ASKS;
+use crate::gauges::Hold;
 use crate::log;
 use crate::migrate::Migrator;
-use crate::options::AccessScan;
-use crate::report::{
-    AccessScans, BoundReport, CostReport, Drain, MissRatioCurve, Policies, PolicyChoice, Rates,
-    RemoteReport, Report, ReportInputs, Scale, Slabs, Snapshot, TierInputs, TierSnapshot, TierUse,
-    peaks,
-};
 use crate::space::shared::Shared;
 use crate::sync::lock;
 
@@ -37,7 +36,23 @@ const ASKING: Duration = Duration::from_millis(5);
 /// Longest request: the description of a tier, with its path.
 const ASK_BYTES_MAX: usize = 8 << 10;
 
-/// What is asked over the status socket.
+/// Counts that figures are told since.
+pub(super) struct Since {
+    last_snapshot: (Instant, Stats),
+    /// When the miss-ratio curve began, and the counts then.
+    pub(super) curve: (Stats, Nanos),
+}
+
+impl Since {
+    pub(super) fn new(now: Instant) -> Since {
+        Since {
+            last_snapshot: (now, Stats::default()),
+            curve: (Stats::default(), Nanos(0)),
+        }
+    }
+}
+
+/// Questions over the status socket.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Question {
@@ -45,39 +60,53 @@ enum Question {
     Daemon(Word),
 }
 
-/// What the report says of one tier.
-fn inputs_of<'a>(
-    metered: &'a MeteredTier,
-    read_latency: &'a Histogram<u64>,
-    drain: Option<Drain>,
-) -> TierInputs<'a> {
-    let (peak, at_logical_peak) = metered.note_usage();
-    TierInputs {
-        info: TierInfo {
-            capacity: metered.tier.capacity(),
-            ..metered.tier.info().clone()
-        },
-        mapped_as: metered.mapped_as,
-        shape: metered.shape,
-        peak,
-        at_logical_peak,
+/// Figures of a tier for the status and for the report. * `usage`: gives its ratio.
+fn figures(metered: &MeteredTier, usage: TierUsage, in_use: &TierUse, time: Nanos) -> TierFigures {
+    let info = metered.tier.info();
+    TierFigures {
+        name: info.name.clone(),
+        kind: info.facts.kind.to_owned(),
+        emulated: info.emulated,
+        ratio: ratio(usage),
         reads: metered.reads.load(Ordering::Relaxed),
         writes: metered.writes.load(Ordering::Relaxed),
-        written: metered.bytes_written(),
+        written_bytes: in_use.written.0,
         updates: metered.updates.load(Ordering::Relaxed),
-        rated: metered.rated,
-        errors: metered.errors.load(Ordering::Relaxed),
-        read_latency,
-        file: metered.file.as_ref().map(FileMeter::read),
-        remote: metered.remote.as_ref().map(RemoteMeter::read),
-        drain,
+        cost: in_use.cost(),
+        wear: in_use.wear(time.seconds()),
+        remote: metered.tier.remote_counts().map(RemoteReport::of),
+        drain: None,
     }
 }
 
-/// What is known of a tier's cost.
+/// A tier over the whole run.
+fn tier_report(metered: &MeteredTier, drain: Option<Drain>, wall: Nanos) -> TierReport {
+    let (peak, at_logical_peak) = metered.note_usage();
+    let mapping = metered.mapped_as.map(|how| match how {
+        MappedAs::Sync => "sync",
+        MappedAs::Shared => "shared",
+    });
+    TierReport {
+        figures: TierFigures {
+            drain,
+            ..figures(metered, at_logical_peak, &use_of(metered), wall)
+        },
+        shape: metered.shape.map(|name| name.to_string()),
+        mapping: mapping.map(str::to_owned),
+        capacity_bytes: metered.tier.capacity().0,
+        logical_bytes_peak: peak.logical.0,
+        stored_bytes_peak: peak.stored.0,
+        held_bytes_peak: peak.held.0,
+        errors: metered.errors.load(Ordering::Relaxed),
+        read_latency_seconds: Quantiles::of(&lock(&metered.read_latency)),
+        file: metered.file.as_ref().map(FileMeter::read),
+    }
+}
+
+/// Figures of a tier's cost.
 fn use_of(metered: &MeteredTier) -> TierUse {
     TierUse {
-        kind: metered.tier.info().kind,
+        charged_to_limit: metered.facts().charged_to_limit,
         rated: metered.rated,
         held_peak: metered.note_usage().0.held,
         written: metered.bytes_written(),
@@ -94,32 +123,31 @@ fn slabs(shared: &Shared) -> Option<Slabs> {
     all
 }
 
-/// What the status says of the tiers of which the use is known.
+/// The status of the tiers of which the use is known.
 fn tiers_now(shared: &Shared, in_use: &[TierUse]) -> Vec<TierSnapshot> {
     let ranks: Vec<TierId> = shared.books.tiers.ranks().collect();
-    let uptime = shared.elapsed().as_secs_f64();
+    let uptime = Nanos(shared.elapsed().as_nanos() as u64);
     let all = shared.books.tiers.iter().zip(in_use).enumerate();
     let tier = |(at, (metered, in_use)): (usize, (&MeteredTier, &TierUse))| {
-        let reads = metered.reads.load(Ordering::Relaxed);
-        let writes = metered.writes.load(Ordering::Relaxed);
+        let usage = metered.tier.usage();
         let rank = ranks.iter().position(|id| usize::from(id.0) == at);
         TierSnapshot {
+            figures: TierFigures {
+                drain: shared.books.drain_of(at),
+                ..figures(metered, usage, in_use, uptime)
+            },
             rank: rank.map(|rank| rank as u64 + 1),
             load_seconds: Nanos(metered.state().load_ns).seconds(),
-            drain: shared.books.drain_of(at),
+            logical_bytes: usage.logical.0,
+            stored_bytes: usage.stored.0,
+            held_bytes: usage.held.0,
             profile: metered.profile.clone(),
-            written_bytes: in_use.written.0,
-            updates: metered.updates.load(Ordering::Relaxed),
-            cost: in_use.cost(),
-            wear: in_use.wear(uptime),
-            remote: (metered.remote.as_ref()).map(|remote| RemoteReport::of(remote.read())),
-            ..TierSnapshot::of(metered.tier.info(), metered.tier.usage(), reads, writes)
         }
     };
     all.map(tier).collect()
 }
 
-const PAUSED: &str = "it is paused, and moves no page; `undercroft resume` it first";
+const PAUSED: &str = "it is paused, and moves no page; `undercroft set PID paused=no` first";
 
 /// The kind of a request in the legacy: of each kind the last counts. Drains come first, because a
 /// limit may need a tier's pages elsewhere.
@@ -128,7 +156,7 @@ fn kind_of(ask: &Ask) -> usize {
         Ask::Drain(tier) | Ask::Remove(tier) | Ask::Reopen(tier) => {
             usize::from(*tier).min(TierId::MAX)
         }
-        Ask::Add(_) => TierId::MAX, // never kept: see `Control::carry_out`
+        Ask::Add(_) | Ask::Core(_) => TierId::MAX, // never kept: see `Control::carry_out`
         Ask::Latency { .. } => TierId::MAX + 1,
         Ask::Stall { .. } => TierId::MAX + 2,
         Ask::MemoryMax(_) => TierId::MAX + 3,
@@ -143,17 +171,23 @@ pub(super) fn pause_again(shared: &Shared) {
     let asks = shared.books.legacy.asks();
     let paused = |text: &Vec<u8>| serde_json::from_slice(text).ok() == Some(Ask::Pause(true));
     if asks.iter().any(paused) {
-        shared.gauges.pause(true);
-        let limit = shared.gauges.limit_now();
-        shared.books.engine().set_limit(limit);
+        pause_first(shared, Hold::User);
     }
+}
+
+/// Pauses a run before any thread evicts a page.
+pub(super) fn pause_first(shared: &Shared, why: Hold) {
+    shared.gauges.pause(why, true);
+    let limit = shared.gauges.limit_now();
+    shared.books.engine().set_limit(limit);
 }
 
 impl Control {
     /// Answers one request for the status, or does what it asks. Waits for the peer for [`ASKING`]
     /// and [`HANDSHAKE`] at most.
     pub(super) fn tell_status(&mut self) {
-        let Ok(socket) = rustix::net::accept_with(&self.status, rustix::net::SocketFlags::CLOEXEC)
+        let Ok(socket) =
+            rustix::net::accept_with(&self.doors.status, rustix::net::SocketFlags::CLOEXEC)
         else {
             return;
         };
@@ -173,6 +207,10 @@ impl Control {
                     peer = back;
                     serde_json::to_vec(&Answered::Refused(why))
                 }
+            },
+            Ok(Question::User(Ask::Core(pid))) => match self.begin_core(pid, &peer) {
+                Ok(()) => return, // another thread answers
+                Err(why) => serde_json::to_vec(&Answered::Refused(why)),
             },
             Ok(Question::User(ask)) => serde_json::to_vec(&self.obey(&ask)),
             Err(_) => serde_json::to_vec(&self.snapshot()),
@@ -216,6 +254,7 @@ impl Control {
             Ask::Remove(tier) => books.remove(TierId(*tier)),
             Ask::Reopen(tier) => books.reopen(TierId(*tier)),
             Ask::Add(_) => Err("a successor does not know its file".to_owned()),
+            Ask::Core(_) => Err("a successor does not know who asked".to_owned()),
             Ask::Latency { bound } => return self.change_bound(*bound),
             Ask::MemoryMax(asked) => return self.change_limit(Bytes(*asked)),
             Ask::Stall { bound } => return self.change_stall(*bound),
@@ -236,7 +275,7 @@ impl Control {
     }
 
     /// Starts `uc-migrate`, if it does not run.
-    fn have_migrator(&mut self) -> Result<(), String> {
+    pub(super) fn have_migrator(&mut self) -> Result<(), String> {
         if !self.migrates {
             let started = Migrator::start(&self.shared);
             started.map_err(|error| format!("no thread for it: {error}"))?;
@@ -247,8 +286,9 @@ impl Control {
 
     fn scale(&self) -> Scale {
         let count = |of: &AtomicU64| of.load(Ordering::Relaxed);
-        let seconds = |of: &AtomicU64| undercroft_base::Nanos(count(of)).seconds();
-        let engine = &self.shared.books.holds;
+        let seconds = |of: &AtomicU64| Nanos(count(of)).seconds();
+        let books = &self.shared.books;
+        let engine = &books.holds;
         let (layout, shortages) = (
             &self.shared.gauges.layout_holds,
             &self.shared.gauges.shortages,
@@ -256,10 +296,14 @@ impl Control {
         Scale {
             engine_hold_seconds_max: seconds(&engine.wall),
             engine_hold_cpu_seconds_max: seconds(&engine.cpu),
+            engine_locks: count(&books.locks.locks),
+            engine_waits: count(&books.locks.waits),
             layout_hold_seconds_max: seconds(&layout.wall),
             layout_hold_cpu_seconds_max: seconds(&layout.cpu),
             descriptors_short: count(&shortages.descriptors),
+            memory_short: count(&shortages.memory),
             table_full: count(&shortages.table),
+            pages_refused: count(&shortages.refused),
         }
     }
 
@@ -285,7 +329,7 @@ impl Control {
     }
 
     fn bound_report(&self) -> Option<BoundReport> {
-        let bound = self.bound.as_ref();
+        let bound = self.bounds.latency.as_ref();
         bound.and_then(|bound| bound.report(&self.shared.gauges.knobs))
     }
 
@@ -308,10 +352,10 @@ impl Control {
         (*engine.books().stats(), engine.books().dram_used())
     }
 
-    /// What other limits would have cost until now.
+    /// Costs that other limits would have had until now.
     pub(super) fn curve(&self, stats: &Stats, wall: Nanos) -> Option<MissRatioCurve> {
         let shared = &self.shared;
-        let (before, since) = &self.curve_since;
+        let (before, since) = &self.since.curve;
         let mut stats = *stats;
         stats.swap_in -= before.swap_in;
         stats.first_touch -= before.first_touch;
@@ -327,52 +371,73 @@ impl Control {
         let (stats, dram) = self.memory_now();
         let resident = shared.books.engine().books().resident().bytes();
         let rates = Rates::between(
-            &self.last_snapshot.1,
+            &self.since.last_snapshot.1,
             &stats,
-            self.last_snapshot.0.elapsed().as_secs_f64(),
+            self.since.last_snapshot.0.elapsed().as_secs_f64(),
         );
         let uptime = shared.elapsed();
         let in_use: Vec<TierUse> = shared.books.tiers.iter().map(use_of).collect();
         let tiers = tiers_now(shared, &in_use);
         let (fault_latency, stall, some) = {
             let faults = lock(&shared.gauges.fault_latency);
-            let quantiles = crate::report::Quantiles::of(faults.histogram());
+            let quantiles = Quantiles::of(faults.histogram());
             (quantiles, faults.waited(), faults.some_waited())
         };
         let mrc = self.curve(&stats, Nanos(shared.elapsed().as_nanos() as u64));
         let own = std::process::id();
         let snapshot = Snapshot {
-            schema_version: crate::report::SCHEMA_VERSION,
+            schema_version: SCHEMA_VERSION,
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: self.launch.keeper,
+            run_pid: self.launch.front,
             client_pid: self.program().unwrap_or(0),
             manager_pid: own,
-            command: self.launch.command.clone(),
+            command: self.launch.command.words.clone(),
+            arguments: self.launch.command.arguments,
             uptime_seconds: uptime.as_secs_f64(),
             class: shared.options.class.clone(),
-            memory_max_bytes: crate::report::limit(shared.gauges.memory_max().0),
+            memory_max_bytes: limit(shared.gauges.memory_max().0),
             paused: shared.gauges.is_paused(),
             resident_bytes: resident.0,
             dram_bytes: dram.0,
             tiers,
             slabs: slabs(shared),
-            faults: crate::report::Faults::of(&stats),
+            faults: Faults::of(&stats),
             fault_latency_seconds: fault_latency,
             stall_seconds: stall.seconds(),
             stall_some_seconds: some.seconds(),
-            pressure: self.stall.pressure(),
-            stall_bound: self.stall.report(),
+            pressure: self.bounds.stall.pressure(),
+            stall_bound: self.bounds.stall.report(),
             latency_bound: self.bound_report(),
             pages: (&stats).into(),
             rates,
             limit_exceeded: lock(&shared.gauges.exceeded).until(Instant::now()),
+            immovable: lock(&shared.gauges.fixed).until(Instant::now()),
             policies: self.policies(),
             counters: (&stats).into(),
             mrc,
             cost: CostReport::of(self.launch.options.memory_price, peaks(&stats), &in_use),
         };
-        self.last_snapshot = (Instant::now(), stats);
+        self.since.last_snapshot = (Instant::now(), stats);
         snapshot
+    }
+
+    /// Resources that the manager used. `metadata`: bytes.
+    fn own_cost(&self, metadata: u64) -> ManagerCost {
+        let gauges = &self.shared.gauges;
+        let eviction = &gauges.eviction;
+        let pages = gauges.managed_pages_peak.load(Ordering::Relaxed);
+        let ticks = procfs::cpu_ticks(std::process::id()).unwrap_or(0);
+        ManagerCost {
+            cpu_seconds: Nanos(ticks * 10_000_000).seconds(),
+            metadata_bytes: metadata,
+            metadata_bytes_per_page: (pages > 0).then(|| metadata as f64 / pages as f64),
+            scale: self.scale(),
+            evict_batches: eviction.batches.load(Ordering::Relaxed),
+            evict_locks: eviction.engine_locks.load(Ordering::Relaxed),
+            commands_given_up: eviction.commands_given_up.load(Ordering::Relaxed),
+            threads_moved: self.shared.cpu_plan.threads_moved(),
+        }
     }
 
     pub(super) fn report(&self, exit_status: i32, wall_ns: u64) -> Report {
@@ -392,46 +457,45 @@ impl Control {
             let earlier = earlier.map(|tier| (tier, tier.removed.get().copied()));
             current.chain(earlier).collect()
         };
-        let latencies = all.iter().map(|(tier, _)| lock(&tier.read_latency).clone());
-        let latencies: Vec<_> = latencies.collect();
-        let tiers = all.iter().zip(&latencies);
-        let tiers = tiers
-            .map(|((metered, drain), latency)| inputs_of(metered, latency, *drain))
-            .collect();
+        let wall = Nanos(wall_ns);
+        let in_use: Vec<TierUse> = all.iter().map(|(tier, _)| use_of(tier)).collect();
+        let tiers = all.into_iter();
+        let tiers = tiers.map(|(tier, drain)| tier_report(tier, drain, wall));
         let latency = lock(&shared.gauges.fault_latency).clone();
-        let ticks = procfs::cpu_ticks(std::process::id()).unwrap_or(0);
-        let eviction = &shared.gauges.eviction;
-        Report::new(&ReportInputs {
-            command: self.launch.command.clone(),
+        let spaces = shared.gauges.spaces_seen.load(Ordering::Relaxed);
+        Report {
+            schema_version: SCHEMA_VERSION,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            kernel: kernel_release(),
+            command: self.launch.command.words.clone(),
             exit_status,
-            wall: undercroft_base::Nanos(wall_ns),
-            memory_max: shared.gauges.memory_max().0,
-            stats: &stats,
-            fault_latency: latency.histogram(),
+            wall_seconds: wall.seconds(),
+            memory_max_bytes: limit(shared.gauges.memory_max().0),
+            resident_bytes_peak: stats.resident_peak.bytes().0,
+            dram_bytes_peak: stats.dram_peak.0,
+            faults: Faults::of(&stats),
+            fault_latency_seconds: Quantiles::of(latency.histogram()),
+            fault_breakdown_seconds: shared.gauges.breakdown.mean(),
             latency_bound: self.bound_report(),
-            stall: latency.waited(),
-            stall_some: latency.some_waited(),
-            stall_bound: self.stall.report(),
-            tiers,
+            stall_seconds: latency.waited().seconds(),
+            stall_some_seconds: latency.some_waited().seconds(),
+            stall_bound: self.bounds.stall.report(),
+            pages: (&stats).into(),
+            tiers: tiers.collect(),
             limit_exceeded: lock(&shared.gauges.exceeded).until(Instant::now()),
+            immovable: lock(&shared.gauges.fixed).until(Instant::now()),
             pauses: lock(&shared.gauges.pauses).until(Instant::now()),
-            scale: self.scale(),
-            manager_cpu: undercroft_base::Nanos(ticks * 10_000_000),
-            metadata: Bytes(metadata),
-            evict_batches: eviction.batches.load(Ordering::Relaxed),
-            evict_locks: eviction.engine_locks.load(Ordering::Relaxed),
-            commands_given_up: eviction.commands_given_up.load(Ordering::Relaxed),
-            threads_moved: shared.placement.threads_moved(),
-            managed_pages: shared.gauges.managed_pages_peak.load(Ordering::Relaxed),
-            spaces: shared.gauges.spaces_seen.load(Ordering::Relaxed),
+            manager: self.own_cost(metadata),
+            spaces,
             mappings_peak: shared.gauges.mappings_peak.load(Ordering::Relaxed),
-            unmanaged_for_long: self.presence.missed,
-            strays: shared.gauges.strays_peak.load(Ordering::Relaxed),
-            fault_breakdown: shared.gauges.breakdown.mean(),
+            managed: spaces > 0 && !self.presence.missed,
+            unmanaged_processes_peak: shared.gauges.strays_peak.load(Ordering::Relaxed),
             policies: self.policies(),
+            counters: (&stats).into(),
             access_scans: self.access_scans(),
-            mrc: self.curve(&stats, Nanos(wall_ns)),
-            memory_price: self.launch.options.memory_price,
-        })
+            mrc: self.curve(&stats, wall),
+            cost: CostReport::of(self.launch.options.memory_price, peaks(&stats), &in_use),
+            takeovers: Takeovers::default(), // the keeper knows
+        }
     }
 }

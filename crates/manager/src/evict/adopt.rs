@@ -4,12 +4,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use undercroft_base::PAGE_BYTES;
+use undercroft_base::BASE_PAGE_BYTES;
 use undercroft_engine::limits::EVICT_PAGES_MAX;
 use undercroft_engine::{EvictItem, InHand};
 
 use super::Evictor;
-use super::aside::{PLACE_AFTER, Waits, all_of};
+use super::aside::{PLACE_AFTER, Waits};
+use super::wayout::{Way, all_of};
 use crate::space::process::Process;
 
 /// Pause between two attempts to put pages back.
@@ -27,7 +28,7 @@ impl Evictor {
             for group in of.chunks(EVICT_PAGES_MAX) {
                 self.adopt_group(&process, group);
             }
-            agent.ends_group();
+            agent.ends_all_groups();
         }
         self.shared.books.free_released();
     }
@@ -36,25 +37,35 @@ impl Evictor {
         let Some(agent) = process.agent.get() else {
             return;
         };
-        let done = agent.commands.result();
+        let done = agent.result();
         let mut moved = 0u64;
         for (at, page) in group.iter().enumerate() {
-            let bytes = &mut self.buffer[at * PAGE_BYTES..][..PAGE_BYTES];
+            let bytes = &mut self.buffer[at * BASE_PAGE_BYTES..][..BASE_PAGE_BYTES];
             moved |= u64::from(agent.read_one(done, page.place, bytes)) << at;
         }
         let items: Vec<EvictItem> = group.iter().map(|page| page.item).collect();
-        let gone = all_of(&items) & !moved;
-        if gone != 0 {
-            self.lose(&items, gone); // the process has ended meanwhile
-        }
         // The group is no piece of a batch, so it is not set aside. Nothing else leaves meanwhile.
         let began = Instant::now();
-        let mut waits = self.store_all(&items, moved);
+        let mut gone = all_of(&items) & !moved; // the process has ended meanwhile
+        while gone != 0 {
+            gone = self.lose(&items, gone);
+            if gone != 0 {
+                std::thread::sleep(RETRY);
+            }
+            if gone != 0 && began.elapsed() > PLACE_AFTER {
+                process.end("its pages cannot be marked as lost");
+            }
+        }
+        let shared = self.shared.clone();
+        let Some(way) = Way::of(&shared, process) else {
+            return;
+        };
+        let mut waits = self.store_all(way.out(), &items, moved);
         while let Some(Waits::Place(mut pages)) = waits {
             std::thread::sleep(RETRY);
             let age = began.elapsed();
             pages.retain(|(at, bytes)| {
-                self.buffer[at * PAGE_BYTES..][..PAGE_BYTES].copy_from_slice(bytes);
+                self.buffer[at * BASE_PAGE_BYTES..][..BASE_PAGE_BYTES].copy_from_slice(bytes);
                 !self.put_back(&items[*at], *at, age)
             });
             if age > PLACE_AFTER && !pages.is_empty() {

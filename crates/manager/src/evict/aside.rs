@@ -1,22 +1,30 @@
 //! Processes that do not run, and groups of their pages: the evictor sets them aside and goes on
 //! with the others.
 //!
-//! A command that was given up is cancelled, and finished when its answer comes: the pages that the
-//! agent had moved by then are stored, and the others have stayed. Until then its pages are
-//! evicting, threads that touch them wait, and the fork gate of their process stays shut. Only the
-//! process that does not run is affected. Its other pages are passed over.
+//! A group that is late is finished when its answer comes: the pages that had moved by then are
+//! stored, and the others have stayed. Until then its pages are evicting, threads that touch them
+//! wait, and the fork gate of their process stays shut. Only the process that does not run is
+//! affected. Its other pages are passed over.
+//!
+//! No thread waits long for a process. The evictor waits 25 ms for an answer, or 1 ms if the last
+//! answer was late; then it cancels the command and sets the group aside. A reader of messages that
+//! finds the agent busy after 2 ms leaves them unread, and comes back every 5 ms (`leave_unread` in
+//! `fault/`). A group is also set aside if its pages cannot be read, or cannot be put back within 2
+//! ms: after 2 s (not read) or 10 s (not put back) the process is ended. If the policy names a page
+//! of such a process, the engine remembers it (`engine/src/kept.rs`), and gives it back later.
 
+use std::mem::{Discriminant, discriminant};
 use std::sync::Arc;
 use std::time::Duration;
 
-use undercroft_base::PAGE_BYTES;
+use undercroft_base::BASE_PAGE_BYTES;
 use undercroft_engine::EvictItem;
 use undercroft_engine::limits::EVICT_PAGES_MAX;
-use undercroft_sys::procfs;
 
 use super::Evictor;
-use crate::books::page_of;
-use crate::space::agent::{Agent, Readiness};
+use super::wayout::Way;
+use crate::space::agent::Readiness;
+use crate::space::port::Late;
 use crate::space::process::Process;
 use crate::sync::read;
 
@@ -32,62 +40,33 @@ const REVISITS: usize = 32;
 /// because the machine is busy.
 const ANSWER_DUE: Duration = Duration::from_millis(200);
 
-/// How long the kernel may take to free the memory of a process that ends. After that, missing
-/// pages count as lost.
-const GOING_MAX: Duration = Duration::from_millis(200);
-
-/// A process is ended if its pages cannot be read for this long, or cannot be put back for this
-/// long.
-const END_AFTER: Duration = Duration::from_secs(2);
+/// A process is ended if its pages cannot be put back for this long.
 pub(super) const PLACE_AFTER: Duration = Duration::from_secs(10);
 
-/// CPU time that an agent may use for one command; a command takes a thousandth of it. An agent
-/// that uses more does something else.
-const AGENT_TIME_MAX: Duration = Duration::from_secs(10);
-
-/// How often the CPU time is read.
-const ASK_EVERY: Duration = Duration::from_secs(1);
-
-// The wait for a late answer ends before its process is ended, and visits are more frequent than
-// both.
-const _: () = assert!(ANSWER_DUE.as_nanos() < END_AFTER.as_nanos());
-const _: () = assert!(END_AFTER.as_nanos() < PLACE_AFTER.as_nanos());
 const _: () = assert!(REVISIT_EVERY.as_nanos() < REVISIT_MAX.as_nanos());
-const _: () = assert!(REVISIT_MAX.as_nanos() < GOING_MAX.as_nanos());
+const _: () = assert!(ANSWER_DUE.as_nanos() < PLACE_AFTER.as_nanos());
 
 /// The event that is waited for.
 pub(super) enum Waits {
     /// The process can be given a command.
     Run,
-    /// The answer to a command that was given up.
-    Answer(GivenUp),
-    /// The process ends. These pages of the group may have been moved out, and cannot be read.
-    End(u64),
-    /// The kernel frees the memory of the process, which has ended. The pages are as for `End`.
-    Gone(u64),
+    /// The group, which is late.
+    Late(Late),
+    /// These pages of the group cannot be read any more, and it is still to be told which of them
+    /// are missing.
+    Lost(u64),
     /// Pages of the group, by their places in it, can be put back.
     Place(Vec<(usize, Vec<u8>)>),
 }
 
-/// A command without an answer.
-pub(super) struct GivenUp {
-    seq: u32,
-    /// Pages that shared their frames with relatives.
-    sharing: u64,
-    /// CPU time that the agent had used.
-    agent_time: Option<Duration>,
-    /// When the CPU time was read last.
-    asked: Duration,
-}
-
-impl GivenUp {
-    pub(super) fn new(agent: &Agent, seq: u32, sharing: u64) -> GivenUp {
-        GivenUp {
-            seq,
-            sharing,
-            agent_time: procfs::thread_time(agent.tid()),
-            asked: Duration::ZERO,
-        }
+impl Waits {
+    /// The age of a group begins anew when it waits for another kind of event.
+    fn kind(&self) -> (Discriminant<Waits>, Option<Discriminant<Late>>) {
+        let late = match self {
+            Waits::Late(late) => Some(discriminant(late)),
+            _ => None,
+        };
+        (discriminant(self), late)
     }
 }
 
@@ -142,16 +121,17 @@ impl Evictor {
             let Some(mut aside) = self.aside.pop_front() else {
                 break;
             };
-            let before = std::mem::discriminant(&aside.waits);
-            match self.revisit_one(&aside.process, &aside.items, aside.waits, now - aside.since) {
+            let age = now - aside.since;
+            let before = aside.waits.kind();
+            match self.revisit_one(&aside.process, &aside.items, aside.waits, age) {
                 Some(waits) => {
-                    if before != std::mem::discriminant(&waits) {
+                    if before != waits.kind() {
                         aside.since = now;
                     }
                     youngest = youngest.min((now - aside.since) / 8);
                     self.aside.push_back(Aside { waits, ..aside });
                 }
-                None => self.is_back(&aside.process, !aside.items.is_empty()),
+                None => self.is_back(&aside.process, &aside.items),
             }
             self.wake();
         }
@@ -164,7 +144,8 @@ impl Evictor {
     pub(super) fn answer_is_due(&self) -> bool {
         let now = self.shared.elapsed();
         let due = |aside: &Aside| {
-            matches!(aside.waits, Waits::Answer(_)) && now.saturating_sub(aside.since) < ANSWER_DUE
+            matches!(aside.waits, Waits::Late(Late::Answer(_)))
+                && now.saturating_sub(aside.since) < ANSWER_DUE
         };
         self.aside.iter().any(due)
     }
@@ -178,41 +159,29 @@ impl Evictor {
         waits: Waits,
         age: Duration,
     ) -> Option<Waits> {
-        let agent = process.agent.get()?; // a process without an agent is not set aside
+        let shared = self.shared.clone();
+        let way = Way::of(&shared, process)?; // a process without one is not set aside
         match waits {
             Waits::Run => {
-                let runs = agent.readiness() == Readiness::Ready;
-                let over = runs || agent.has_ended() || !process.is_alive();
-                (!over).then_some(waits)
+                let over = process
+                    .agent
+                    .get()
+                    .is_none_or(|agent| agent.readiness() == Readiness::Ready || agent.has_ended());
+                (!over && process.is_alive()).then_some(waits)
             }
-            Waits::Answer(command) => match agent.commands.answer_to(command.seq) {
-                Some(done) => match self.taken(process, agent, items, (done, command.sharing)) {
-                    Ok(moved) => self.store_all(items, moved),
-                    Err(waits) => Some(waits),
-                },
-                None if agent.has_ended() => Some(Waits::Gone(all_of(items))),
-                None => Some(Waits::Answer(self.ask(process, agent, command))),
-            },
-            Waits::End(pages) => {
-                if agent.has_ended() || !process.is_alive() {
-                    return Some(Waits::Gone(pages));
-                }
-                if age >= END_AFTER {
-                    process.end("its pages cannot be read");
-                }
-                Some(waits)
+            Waits::Late(late) => {
+                let took = way.out().resume(late, age, items, &mut self.buffer);
+                self.go_on(process, way.out(), items, took)
             }
-            Waits::Gone(pages) => {
-                let gone = process.has_lost_its_memory(page_of(&self.buffer, 0));
-                if !gone && age < GOING_MAX {
-                    return Some(waits);
+            Waits::Lost(pages) => {
+                if age >= PLACE_AFTER {
+                    process.end("its pages cannot be marked as lost");
                 }
-                self.lose(items, pages);
-                None
+                self.lose_told(items, pages)
             }
             Waits::Place(mut pages) => {
                 pages.retain(|(at, bytes)| {
-                    self.buffer[at * PAGE_BYTES..][..PAGE_BYTES].copy_from_slice(bytes);
+                    self.buffer[at * BASE_PAGE_BYTES..][..BASE_PAGE_BYTES].copy_from_slice(bytes);
                     !self.put_back(&items[*at], *at, age)
                 });
                 if age >= PLACE_AFTER && !pages.is_empty() {
@@ -223,24 +192,14 @@ impl Evictor {
         }
     }
 
-    /// Ends the process of an agent that runs for seconds and does not answer.
-    fn ask(&self, process: &Process, agent: &Agent, mut command: GivenUp) -> GivenUp {
-        let now = self.shared.elapsed();
-        if now >= command.asked + ASK_EVERY {
-            command.asked = now;
-            let used = procfs::thread_time(agent.tid()).zip(command.agent_time);
-            let used = used.map(|(now, before)| now.saturating_sub(before));
-            if used.is_some_and(|used| used >= AGENT_TIME_MAX) && !agent.commands.reader_wants() {
-                process.end("its agent runs, but answers no command");
-            }
+    /// Ends the passing over of a process, if nothing else of it waits.
+    /// * `claimed`: the items of it that had been claimed.
+    fn is_back(&self, process: &Arc<Process>, claimed: &[EvictItem]) {
+        if let (Some(way), false) = (Way::of(&self.shared, process), claimed.is_empty()) {
+            way.out().end(claimed);
         }
-        command
-    }
-
-    /// Ends the passing over of a process.
-    fn is_back(&self, process: &Process, claimed: bool) {
-        if let (Some(agent), true) = (process.agent.get(), claimed) {
-            agent.ends_group();
+        if (self.aside.iter()).any(|aside| aside.process.space == process.space) {
+            return;
         }
         self.shared
             .books
@@ -255,9 +214,4 @@ impl Evictor {
             .take_back(process.space, EVICT_PAGES_MAX)
         {}
     }
-}
-
-/// The set of all items of the group. A group has 1 to 64 pages.
-pub(super) fn all_of(group: &[EvictItem]) -> u64 {
-    u64::MAX >> (EVICT_PAGES_MAX - group.len())
 }

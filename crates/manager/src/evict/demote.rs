@@ -72,7 +72,7 @@ fn copy_of(tier: &dyn Tier, item: &DemoteItem, page: &mut [u8]) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use undercroft_base::{Bytes, PAGE_BYTES, PageNo, Slot, Stamp, TierId, page_checksum};
+    use undercroft_base::{BASE_PAGE_BYTES, Bytes, PageKey, PageNo, Slot, Stamp, TierId};
     use undercroft_sys::mapping::SharedMemory;
     use undercroft_tier::file::{Backing, FileTier};
     use undercroft_tier::ram::{Compressor, RamPool};
@@ -85,23 +85,23 @@ mod tests {
         let capacity = Bytes(1 << 20);
         let reserve = RamPool::reserve_for(capacity).0 as usize;
         let memory = SharedMemory::create("uc-test-pool", reserve).expect("a memfd");
-        RamPool::new(memory, Compressor::Lz4, capacity).expect("an empty pool")
+        RamPool::new(memory, Compressor::Lz4, capacity, &PageKey::KNOWN).expect("an empty pool")
     }
 
     fn file(folder: &std::path::Path) -> FileTier {
         let backing = Backing::open(&folder.join("tier"), Some(Bytes(8 << 20))).expect("a file");
-        let table = FileTier::table_bytes(backing.bytes());
+        let table = FileTier::table_bytes(&backing);
         let memory = SharedMemory::create("uc-test-table", table).expect("a memfd");
-        FileTier::new(backing, memory).expect("an empty tier")
+        FileTier::new(backing, memory, &PageKey::KNOWN).expect("an empty tier")
     }
 
     /// Stores a page and reads it as a demotion does, into a buffer that has other bytes.
     fn demoted(tier: &dyn Tier) -> (Option<u64>, Vec<u8>) {
-        let bytes: Vec<u8> = (0..PAGE_BYTES).map(|at| (at / 64) as u8).collect();
+        let bytes: Vec<u8> = (0..BASE_PAGE_BYTES).map(|at| (at / 64) as u8).collect();
         let mut batch = [Store {
             page: &bytes,
             stamp: STAMP,
-            checksum: page_checksum(&bytes, STAMP),
+            checksum: PageKey::KNOWN.checksum(&bytes, STAMP),
             result: Err(StoreError::Full),
         }];
         tier.store(&mut batch);
@@ -113,7 +113,7 @@ mod tests {
             stamp: STAMP,
             selected: 0,
         };
-        let mut page = vec![0xee; PAGE_BYTES];
+        let mut page = vec![0xee; BASE_PAGE_BYTES];
         let gone = copy_of(tier, &item(Slot(slot.0 + 1)), &mut page);
         assert_eq!(gone, None, "a slot that is free has no copy");
         page.fill(0xee);
@@ -123,7 +123,7 @@ mod tests {
     #[test]
     fn a_copy_in_memory_comes_with_its_checksum() {
         let (sum, page) = demoted(&pool());
-        assert_eq!(sum, Some(page_checksum(&page, STAMP)));
+        assert_eq!(sum, Some(PageKey::KNOWN.checksum(&page, STAMP)));
     }
 
     /// A file tier above another: a buffer that was not read into is not taken for the page's

@@ -1,79 +1,108 @@
-//! The evictor keeps the reserve free. It decides when pages leave, and which are next. `group.rs`
-//! takes them out, and `demote.rs` makes room in a full tier that the processor reads.
+//! The evictor keeps the reserve free. When pages leave, and how many at a time, is decided by
+//! [`Reclaimer`]. Here its steps are carried out. A batch is `choose.rs` -> `wayout` -> `store.rs`
+//! -> `publish.rs`, a group of one address space at a time (`pending.rs`). `demote.rs` makes room
+//! in a full tier that the processor reads.
+//!
+//! A batch:
+//!
+//! 1. Begin. A fault that leaves less room than the reserve wakes the evictor; it also looks by
+//!    itself at intervals. The reserve is a 256th of the limit, or a 64th under `locality`
+//!    (`Place::reserve_part`); 32 to 2048 pages, but never more than a quarter of the limit. It
+//!    goes on until one and a half reserves are free. A limit that was lowered is approached here,
+//!    batch by batch. Before each batch the placement policy is asked what to demote.
+//! 2. Choose, up to 64 pages, of the first kind that gives one: zero pages that were only read, if
+//!    16 of them are found or there is no room; the other pages of a shared frame, once a fork
+//!    relative's page of it has left; victims that the policy names. Locked pages are never chosen.
+//!    The 32 pages installed last stay, unless there is no room and nothing else can leave. A page
+//!    that the kernel refused to move waits until as many pages were chosen as are resident, and
+//!    twice as long after each refusal in a row.
+//! 3. Move out (`wayout`). `claim` shuts the fork gate: no fork of the process runs until
+//!    `release`. A page that has moved or gone since it was chosen is left out. The agent moves
+//!    pages to the staging area and on to the holding area; the pages there are read, one read for
+//!    each run. Those that did not move stay resident (`settle`).
+//! 4. Store, 8 pages at a time for each thread that compresses (`compressors.rs`), or 64 if the
+//!    tier that they are offered to first is a device. A page of one repeated word is kept in its
+//!    entry. A clean page needs no new copy. Any other goes to the first tier that takes it, in the
+//!    order of `tiers_for`; the older copy in an nvm tier is changed in place.
+//! 5. Publish. The entry names the slot, and only then is the old slot given up; it is freed with
+//!    no lock held. A page that a thread waits for is put back before the rest is stored, unless
+//!    fork relatives share it: that one is stored, and loaded again. A page that no tier takes is
+//!    put back.
+//!
+//! The engine answers for many items in one call, so a batch of 64 pages locks it 17 times; a test
+//! allows 24 (`tests/tests/live/limits.rs`). A `BatchIndex` is void once the next batch has begun;
+//! a group that is set aside gets new ones.
 
 mod adopt;
 mod aside;
-mod backoff;
+mod choose;
+mod compressors;
 mod demote;
-mod full;
-mod group;
-mod loan;
-mod urgency;
+mod pending;
+mod publish;
+mod store;
+mod wayout;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use undercroft_base::{PAGE_BYTES, PageCount, SpaceId, TierId, VirtPage, VirtRange};
+use undercroft_base::{Nanos, PageCount, PageSize, SpaceId, VirtPage, VirtRange};
 use undercroft_engine::limits::{DEMOTE_PAGES_MAX, EVICT_PAGES_MAX};
-use undercroft_engine::{BatchIndex, DemoteItem, EvictItem, Mover, Outcome};
+use undercroft_engine::reclaim::{Ended, Now, Reclaimer, Step};
+use undercroft_engine::{BatchIndex, DemoteItem, Engine, EvictItem, Outcome};
 use undercroft_policy::place::{TIERS_MAX, TierOrder, TierState};
+use undercroft_proto::options::WhenFull;
 use undercroft_sys::mapping::PageBuf;
 use undercroft_sys::pagemap::Category;
 use undercroft_sys::process;
 use undercroft_wire::protocol::STAGING_PAGES;
 
 use self::aside::Aside;
+use self::compressors::Compressors;
+use self::pending::Pending;
 use crate::books::engine_locks;
+use crate::books::ledger::MemfdLedger;
 use crate::books::metered::MeteredTier;
-use crate::evict::backoff::{Backoff, Next};
-use crate::evict::loan::Loan;
-use crate::gauges::knobs::Turned;
+use crate::gauges::MemoryNow;
+use crate::signals::Doom;
 use crate::space::parts;
-use crate::space::process::Process;
 use crate::space::shared::Shared;
 use crate::sync::read;
 
-/// Pages that are compressed and published at a time. Bounds how long a page that is touched
-/// meanwhile waits.
-const COMPRESS_PAGES: usize = 8;
+/// Batches in flight where pages are moved while others are stored.
+const BATCHES: usize = 2;
 
-/// Pages that are written and published at a time if the first tier is a device: one write of all
-/// takes little longer than a write of one page.
-const WRITE_PAGES: usize = EVICT_PAGES_MAX;
-
-/// Most runs of zero pages that are scanned for one batch, and the fewest zero pages that make a
-/// batch.
-const ZERO_RUNS_A_BATCH: usize = 64;
-const ZERO_PAGES_MIN: u64 = 16;
-
-/// Times that the policy is asked for one batch, while it names only pages of processes that are
-/// passed over.
-const ASKS_MAX: usize = 64;
-
-/// Pause when no page can leave for the moment, and between checks for threads that wait for room.
-const PAUSE: Duration = Duration::from_millis(1);
-
-/// Longest sleep: threads may be waiting for room that the program itself makes.
-const NAP: Duration = Duration::from_millis(100);
-
-/// The same after [`NAPS`] naps in a row: nothing happens. Tiers have tidied up by then.
-const LONG_NAP: Duration = Duration::from_secs(1);
-const NAPS: u32 = 50;
-
-/// The same in a calm run where no thread waits for room.
-const CALM_NAP: Duration = Duration::from_secs(4);
+/// Time between two looks whether a fault still waits for a device.
+const YIELD_PAUSE: Duration = Duration::from_micros(20);
 
 // One command takes a whole batch, and a set of its pages is one word.
 const _: () = assert!(EVICT_PAGES_MAX == STAGING_PAGES && EVICT_PAGES_MAX <= 64);
-const _: () = assert!(COMPRESS_PAGES <= EVICT_PAGES_MAX && WRITE_PAGES <= EVICT_PAGES_MAX);
-const _: () = assert!(ZERO_PAGES_MIN <= EVICT_PAGES_MAX as u64);
-const _: () = assert!(PAUSE.as_nanos() < NAP.as_nanos());
+
+/// A batch in flight.
+#[derive(Clone, Copy, Debug)]
+struct Batch {
+    /// Pages that were asked for.
+    asked: usize,
+    /// Zero pages were chosen.
+    zeros: bool,
+}
+
+/// The books before the batch that ends next.
+#[derive(Clone, Copy, Debug, Default)]
+struct Before {
+    /// Base pages that had been freed, and pages that no tier had taken.
+    freed: u64,
+    refused: u64,
+    /// There was no room for a page.
+    pressed: bool,
+}
 
 pub(crate) struct Evictor {
     shared: Arc<Shared>,
     items: Vec<EvictItem>,
     buffer: PageBuf,
+    helpers: Compressors,
     wakes: Vec<(SpaceId, VirtPage)>,
     zeros: Vec<(VirtRange, Category)>,
     /// The last batch of zero pages freed nothing.
@@ -86,30 +115,31 @@ pub(crate) struct Evictor {
     states: Vec<TierState>,
     demotions: Vec<DemoteItem>,
     demote_buffer: PageBuf,
-    backoff: Backoff,
+    reclaimer: Reclaimer,
+    /// A group is asked for before the one before is stored.
+    overlaps: bool,
+    pending: Option<Pending>,
+    before: Before,
     /// A page of the last batch did not compress; others may.
     unfit: bool,
     /// The user was told that every tier is full.
     warned: bool,
-    loan: Loan,
-    /// The loan, as the engine was told last.
-    lent: u64,
     /// Processes that cannot give pages at the moment.
     aside: VecDeque<Aside>,
     /// When those are visited next.
     revisit_at: Duration,
     /// Pages of these processes that the policy has forgotten.
     kept: PageCount,
-    /// What latency control says for the batch in hand; none without control.
-    turned: Option<Turned>,
 }
 
 impl Evictor {
     pub(crate) fn new(shared: Arc<Shared>) -> std::io::Result<Evictor> {
+        let overlaps = Compressors::wanted(shared.options.compressors) > 1;
         Ok(Evictor {
             shared,
             items: Vec::with_capacity(EVICT_PAGES_MAX),
-            buffer: PageBuf::new(EVICT_PAGES_MAX)?,
+            buffer: PageBuf::new(EVICT_PAGES_MAX, PageSize::Base)?,
+            helpers: Compressors::default(),
             wakes: Vec::with_capacity(EVICT_PAGES_MAX),
             zeros: Vec::new(),
             zeros_in_vain: false,
@@ -117,168 +147,189 @@ impl Evictor {
             orders: [TierOrder::default(); EVICT_PAGES_MAX],
             states: Vec::with_capacity(TIERS_MAX),
             demotions: Vec::with_capacity(DEMOTE_PAGES_MAX),
-            demote_buffer: PageBuf::new(DEMOTE_PAGES_MAX)?,
-            backoff: Backoff::default(),
+            demote_buffer: PageBuf::new(DEMOTE_PAGES_MAX, PageSize::Base)?,
+            reclaimer: Reclaimer::new(if overlaps { BATCHES } else { 1 }),
+            overlaps,
+            pending: None,
+            before: Before::default(),
             unfit: false,
             warned: false,
-            loan: Loan::default(),
-            lent: 0,
             aside: VecDeque::new(),
             revisit_at: Duration::ZERO,
             kept: PageCount(0),
-            turned: None,
         })
-    }
-
-    /// Pages that are stored at a time if `first` is tried first.
-    fn store_pages(&self, first: Option<TierId>) -> usize {
-        match first.map(|tier| self.shared.books.tiers[usize::from(tier.0)].is_memory()) {
-            Some(false) => WRITE_PAGES,
-            _ => COMPRESS_PAGES,
-        }
     }
 
     /// Works until the run ends.
     pub(crate) fn run(mut self) {
-        self.shared.placement.set_evictor(process::thread_id());
+        // Before this thread is bound to CPUs: its helpers are not.
+        self.helpers = Compressors::start(self.shared.options.compressors);
+        self.shared.cpu_plan.set_evictor(process::thread_id());
         while !self.shared.signals.stopped() {
-            self.sleep_until_wanted();
-            self.reclaim();
-        }
-    }
-
-    fn sleep_until_wanted(&mut self) {
-        let shared = self.shared.clone();
-        let mut naps = 0;
-        loop {
-            let kick = shared.signals.evictor_rests();
-            let paused = shared.gauges.is_paused();
-            let wanted = !paused && shared.books.engine().books().reclaim_wanted();
-            if wanted || shared.signals.stopped() {
-                break;
-            }
-            // The program may have given memory back: only the evictor admits threads that wait for
-            // room.
-            self.admit_waiters();
-            self.revisit();
-            shared.books.follow_pages();
-            let nap = match self.aside.is_empty() {
-                true if naps >= NAPS && self.none_waits() => CALM_NAP,
-                true if naps >= NAPS => LONG_NAP,
-                true => NAP,
-                false => self.revisit_at.saturating_sub(shared.elapsed()).min(NAP),
-            };
-            naps += 1;
-            if shared.signals.evictor_sleep(kick, nap) {
-                naps = 0;
-                shared.signals.stir();
-            } else {
-                shared
-                    .books
-                    .tiers
-                    .ranked()
-                    .for_each(|metered| metered.tier.tidy());
-            }
-        }
-        shared.signals.evictor_works();
-    }
-
-    /// Evicts until the reserve is free again.
-    fn reclaim(&mut self) {
-        let shared = self.shared.clone();
-        loop {
-            if self.shared.signals.stopped() {
-                return;
-            }
-            if self.shared.gauges.is_paused() {
-                break;
-            }
-            if self.forgets_some() {
+            let asleep = self.reclaimer.is_asleep();
+            let kick = asleep.then(|| self.shared.signals.evictor_rests());
+            if !asleep && self.forgets_some() {
+                self.finish_pending(); // there may be many
                 continue;
             }
             self.revisit();
             let locks = engine_locks();
-            self.states.clear();
-            self.states
-                .extend(self.shared.books.tiers.iter().map(MeteredTier::state));
+            let shared = self.shared.clone();
             let storing = read(&shared.books.storing);
-            let (migration, before) = {
-                let mut engine = self.shared.books.engine();
-                engine.migrations().set_tiers(self.states.iter().copied());
-                engine.approach_limit(self.shared.gauges.limit_now());
-                let stats = engine.books().stats();
-                let evicted = (stats.pages_swapped_out, stats.refused_store);
-                let unfinished = engine.books().reclaim_unfinished().then_some(evicted);
-                (engine.migrations().wanted(Mover::Evictor), unfinished)
-            };
-            self.turned = self.shared.gauges.knobs.get();
-            if let Some(migration) = self.demotion_now(migration)
-                && self.demote(migration)
-            {
-                continue;
+            let step = self.next_step();
+            if let Step::Demote(migration) = step {
+                self.finish_next();
+                if !self.demote(migration) {
+                    self.reclaimer.moved_none();
+                }
             }
             drop(storing);
-            let Some(before) = before else { break };
-            let any = self.evict_batch();
-            self.shared.books.follow_pages();
-            let after = self.progress();
-            let freed = after.0 - before.0;
-            if freed > 0 {
-                self.loan.pay_back(freed);
-                self.lend();
+            match (step, kick) {
+                (Step::Sleep(most), Some(kick)) => {
+                    self.sleep(kick, most);
+                    continue;
+                }
+                (_, Some(_)) => shared.signals.evictor_works(),
+                (_, None) => {}
             }
-            self.admit_waiters();
-            if any {
-                self.shared.gauges.eviction.note(engine_locks() - locks);
+            self.carry_out(step, locks);
+        }
+        self.finish_pending();
+        self.shared.signals.evictor_works();
+    }
+
+    /// Asks what is to be done next. Locks the engine once.
+    fn next_step(&mut self) -> Step {
+        let gauges = &self.shared.gauges;
+        let turned = gauges.knobs.get();
+        let now = Now {
+            time: self.shared.now(),
+            limit: gauges.limit_now(),
+            paused: gauges.is_paused(),
+            calm: self.shared.signals.is_calm(),
+            reads: turned.is_some() && gauges.knobs.reads_in_flight(),
+        };
+        self.states.clear();
+        let tiers = self.shared.books.tiers.iter();
+        self.states.extend(tiers.map(MeteredTier::state));
+        let mut engine = self.shared.books.engine();
+        engine.migrations().set_tiers(self.states.iter().copied());
+        engine.turn(turned);
+        let step = self.reclaimer.step(&mut engine, now);
+        self.before.pressed = engine.books().room() < 1;
+        if self.pending.is_none() {
+            let stats = engine.books().stats();
+            self.before.freed = stats.base_pages_freed;
+            self.before.refused = stats.refused_store;
+        }
+        step
+    }
+
+    /// Does what the machine says. Sleeps and demotions are done.
+    ///
+    /// * `locks`: how often this thread had locked the engine when it asked.
+    fn carry_out(&mut self, step: Step, locks: u64) {
+        if !matches!(step, Step::Choose(_)) {
+            self.finish_pending();
+        }
+        match step {
+            Step::Sleep(_) | Step::Demote(_) | Step::Wait => {}
+            Step::Choose(pages) => {
+                let any = self.evict_batch(pages);
+                if any {
+                    self.shared.gauges.eviction.note(engine_locks() - locks);
+                }
             }
-            if any && freed > 0 {
-                self.backoff.freed();
-                continue;
+            Step::Yield(most) => self.yield_to_reads(duration(most)),
+            Step::Rest(time) => {
+                self.progress();
+                std::thread::sleep(duration(time));
             }
-            if after.1 == before.1 {
-                // No page left, and not for lack of room below. A fork is in progress, or the pages
-                // are pinned, or all were just touched.
-                self.lend_more();
+            Step::Full(time) => {
+                self.everything_full();
+                self.progress();
+                std::thread::sleep(duration(time));
+            }
+            Step::Enough => {
                 self.admit_waiters();
-                std::thread::sleep(PAUSE);
-                continue;
-            }
-            match self.backoff.refused(self.unfit) {
-                Next::AtOnce => {}
-                Next::Unfit(time) => self.rest(time),
-                Next::Full(time) => self.stay_full(time),
+                for tier in self.shared.books.tiers.iter() {
+                    tier.note_usage();
+                }
             }
         }
-        self.reserve_is_free();
     }
 
-    /// Ends a round of reclaim: nothing is lent or allowed above the limit any more.
-    fn reserve_is_free(&mut self) {
-        self.backoff = Backoff::default();
-        self.loan_ends();
-        self.shared
-            .books
-            .engine()
-            .faults()
-            .set_over_limit(PageCount(0));
+    /// Sleeps until a kick that is newer than `kick`, at most for `most`.
+    fn sleep(&mut self, kick: u32, most: Nanos) {
+        let shared = self.shared.clone();
+        // The program may have given memory back: only the evictor admits threads that wait for
+        // room.
         self.admit_waiters();
-        for tier in self.shared.books.tiers.iter() {
-            tier.note_usage();
+        shared.books.follow_pages();
+        let most = if self.aside.is_empty() {
+            duration(most)
+        } else {
+            duration(most).min(self.revisit_at.saturating_sub(shared.elapsed()))
+        };
+        let mut stirred = shared.signals.evictor_sleep(kick, most);
+        if stirred {
+            shared.signals.stir();
+        } else {
+            for metered in shared.books.tiers.ranked() {
+                stirred |= metered.tier.tidy(); // soon again
+            }
+        }
+        self.reclaimer.slept(stirred);
+    }
+
+    /// Lets reads of devices go first, at most for `most`. No page of a batch is in hand.
+    fn yield_to_reads(&self, most: Duration) {
+        let knobs = &self.shared.gauges.knobs;
+        knobs.note_yield();
+        let began = Instant::now();
+        while knobs.reads_in_flight() && began.elapsed() < most {
+            std::thread::sleep(YIELD_PAUSE);
         }
     }
 
-    /// Tells the books what the tiers hold, and notes time above the limit. Returns the pages that
-    /// have left so far, and those that no tier took.
-    fn progress(&self) -> (u64, u64) {
+    /// Handles a limit that is reached while no tier has room: tells the user once, and does what
+    /// the user chose.
+    fn everything_full(&mut self) {
+        let when_full = self.shared.options.when_full;
+        if !std::mem::replace(&mut self.warned, true) {
+            crate::log::say(&format!(
+                "every tier is full and the memory limit of {} is reached; {}",
+                self.shared.gauges.memory_max(),
+                match when_full {
+                    WhenFull::Stay =>
+                        "pages stay in memory above the limit. \
+                        Add room with `--tier file:PATH,size=SIZE` or raise --memory-max",
+                    WhenFull::Kill => "ending the program (--when-full kill)",
+                }
+            ));
+        }
+        match when_full {
+            WhenFull::Stay => self.reclaimer.exceed(&mut self.shared.books.engine()),
+            WhenFull::Kill => self.shared.signals.doom(Doom::TiersFull),
+        }
+    }
+
+    /// Tells the books what the tiers hold, and notes time above the limit. Admits threads that
+    /// wait for room.
+    fn progress(&mut self) {
+        self.note_progress(|_, _| ());
+    }
+
+    fn note_progress(&mut self, tell: impl FnOnce(&mut Reclaimer, &mut Engine<MemfdLedger>)) {
         let held = self.shared.books.pool_held();
         let mut engine = self.shared.books.engine();
         engine.migrations().set_pool_held(held);
-        let dram = engine.books().dram_used();
-        let stats = engine.books().stats();
-        let so_far = (stats.pages_swapped_out, stats.refused_store);
+        tell(&mut self.reclaimer, &mut engine);
+        let now = MemoryNow::of(engine.books());
+        engine.faults().take_waiters(&mut self.wakes);
         drop(engine);
-        self.shared.gauges.note_memory(dram);
-        so_far
+        self.shared.gauges.note_memory(now);
+        self.shared.processes.wake_pages(&mut self.wakes);
     }
 
     /// Forgets books that are gone, before any page is evicted. False if there are none.
@@ -288,72 +339,6 @@ impl Evictor {
             self.admit_waiters();
         }
         left
-    }
-
-    /// Rests for `time`, because the pages that were tried did not compress. Then other pages are
-    /// tried. Threads that wait for room are admitted.
-    fn rest(&mut self, time: Duration) {
-        if self.shared.books.engine().books().room() < 1 {
-            self.everything_full();
-            self.loan_ends();
-            self.admit_waiters();
-        }
-        std::thread::sleep(time);
-    }
-
-    /// Every tier is full: evicts nothing for `time`, unless the program makes room. Threads that
-    /// find no room meanwhile wait for a millisecond.
-    fn stay_full(&mut self, time: Duration) {
-        let until = self.shared.elapsed() + time;
-        loop {
-            let (dram, room, wanted) = {
-                let held = self.shared.books.pool_held();
-                let mut engine = self.shared.books.engine();
-                engine.migrations().set_pool_held(held);
-                let wanted = engine.books().reclaim_unfinished();
-                (engine.books().dram_used(), engine.books().room(), wanted)
-            };
-            self.shared.gauges.note_memory(dram);
-            if room < 1 {
-                self.everything_full();
-                self.loan_ends();
-            }
-            self.admit_waiters();
-            self.revisit();
-            let over = self.shared.elapsed() >= until;
-            if over || !wanted || self.shared.signals.stopped() {
-                return;
-            }
-            std::thread::sleep(PAUSE);
-        }
-    }
-
-    /// Tells the engine of the loan. It adds to what [`Evictor::everything_full`] allows.
-    fn lend(&mut self) {
-        let pages = self.loan.pages();
-        if pages != self.lent {
-            let mut engine = self.shared.books.engine();
-            let allowed = engine.faults().set_over_limit(PageCount(0)).0;
-            engine
-                .faults()
-                .set_over_limit(PageCount(allowed.saturating_sub(self.lent) + pages));
-            self.lent = pages;
-        }
-    }
-
-    /// Lends some more, unless a late answer may still give room.
-    fn lend_more(&mut self) {
-        if !self.answer_is_due() {
-            let limit = self.shared.gauges.memory_max().0 / PAGE_BYTES as u64;
-            self.loan.grow(self.shared.elapsed(), limit);
-            self.lend();
-        }
-    }
-
-    /// The allowance above the limit includes the loan, or has ended.
-    fn loan_ends(&mut self) {
-        self.loan.end();
-        self.lent = 0;
     }
 
     /// Wakes the threads that wait for room, so that they fault again.
@@ -366,151 +351,52 @@ impl Evictor {
         self.shared.processes.wake_pages(&mut self.wakes);
     }
 
-    /// Whether nothing happens, and no thread waits for room.
-    fn none_waits(&self) -> bool {
-        let shared = &self.shared;
-        shared.signals.is_calm() && !shared.books.engine().faults().any_waits()
-    }
-
-    /// Chooses and evicts one batch. False if no page could be chosen.
-    fn evict_batch(&mut self) -> bool {
+    /// Chooses and evicts one batch of up to `most` pages. False if no page could be chosen.
+    fn evict_batch(&mut self, most: usize) -> bool {
         let shared = self.shared.clone();
-        let _storing = read(&shared.books.storing);
+        let storing = read(&shared.books.storing);
         let mut items = std::mem::take(&mut self.items);
-        self.unfit = false;
-        // Zero pages are not tried twice in a row in vain: their process may be stopped, or in
-        // fork().
-        let zeros = !self.zeros_in_vain && self.select_zeros(&mut items);
-        let before = self.shared.books.engine().books().stats().pages_swapped_out;
-        self.yield_to_reads();
-        let most = self.batch_pages(self.backoff.pages());
-        let any = zeros || self.select_next(&mut items) || self.choose_next(most, &mut items);
-        let mut start = 0;
-        while start < items.len() {
-            let space = items[start].space;
-            let count = items[start..]
-                .iter()
-                .take_while(|item| item.space == space)
-                .count();
-            self.evict_group(&items[start..start + count]);
-            start += count;
+        let (any, zeros) = self.choose(most, &mut items);
+        for group in items.chunk_by(|one, next| one.space == next.space) {
+            self.evict_group(group);
         }
         self.items = items;
-        self.zeros_in_vain =
-            zeros && self.shared.books.engine().books().stats().pages_swapped_out == before;
-        self.shared.books.free_released();
+        let batch = Batch { asked: most, zeros };
+        match &mut self.pending {
+            Some(last) if last.batch.is_none() => last.batch = Some(batch),
+            _ => self.batch_ended(batch),
+        }
+        shared.books.free_released();
+        drop(storing);
+        shared.books.follow_pages();
         any
     }
 
-    /// Chooses the policy's next victims. The policy may first name pages of processes that are
-    /// passed over, and forgets those. It does so a few at a time, because the books are locked
-    /// meanwhile.
-    fn choose_next(&mut self, most: usize, items: &mut Vec<EvictItem>) -> bool {
-        for _ in 0..ASKS_MAX {
-            let kept = self.kept;
-            let mut engine = self.shared.books.engine_for_many();
-            if engine.evictions().select(most, items) {
-                return true;
-            }
-            drop(engine);
-            self.kept = self.shared.books.engine().books().kept_pages();
-            if self.kept == kept {
-                break;
-            }
-        }
-        false
-    }
-
-    /// Chooses the copies of fork relatives: the eviction of a shared page frees its frame only
-    /// when those leave too.
-    fn select_next(&self, items: &mut Vec<EvictItem>) -> bool {
-        let (mut of, mut ranges, mut pages) = (None, Vec::new(), 0);
-        let mut runs = self.shared.books.leave_next.queue();
-        while let Some((space, range)) = runs.front().copied()
-            && of.is_none_or(|of| of == space)
-            && pages + range.count().0 <= EVICT_PAGES_MAX as u64
-        {
-            runs.pop_front();
-            of = Some(space);
-            pages += range.count().0;
-            ranges.push(range);
-        }
-        drop(runs);
-        of.is_some_and(|space| self.choose_these(space, &ranges, items))
-    }
-
-    /// Starts a batch with the pages of `ranges`.
-    fn choose_these(
-        &self,
-        space: SpaceId,
-        ranges: &[VirtRange],
-        items: &mut Vec<EvictItem>,
-    ) -> bool {
-        let mut engine = self.shared.books.engine_for_many();
-        engine.evictions().select_these(space, ranges, items)
-    }
-
-    /// Chooses zero pages that were mapped for reads and are still unwritten. They leave first,
-    /// because they count like others and hold nothing. A page may change after the scan: its bytes
-    /// decide when it is taken out, as for every page. False if they are too few for a batch and
-    /// there is room: then they are left to the policy.
-    fn select_zeros(&mut self, items: &mut Vec<EvictItem>) -> bool {
-        let mut chosen: Option<(SpaceId, Arc<Process>)> = None;
-        let mut ranges: Vec<VirtRange> = Vec::new();
-        let mut pages = 0;
-        let pressed = self.shared.books.engine().books().room() < 1;
-        for _ in 0..ZERO_RUNS_A_BATCH {
-            let (space, range) = {
-                let mut runs = self.shared.books.zero_runs.queue();
-                // The newest run was mapped a moment ago, for a thread that may not have read it
-                // yet.
-                let may = pressed || runs.len() > 1;
-                let of = chosen.as_ref().map(|(space, _)| *space);
-                match runs.front() {
-                    Some(run) if may && of.is_none_or(|space| space == run.0) => {}
-                    _ => break,
-                }
-                match runs.pop_front() {
-                    Some(run) => run,
-                    None => break,
-                }
+    /// Tells the machine how a batch ended, and the books what the tiers hold. Notes time above the
+    /// limit, and admits threads that wait for room.
+    fn batch_ended(&mut self, batch: Batch) {
+        let answer_due = self.answer_is_due();
+        let (before, unfit) = (self.before, std::mem::take(&mut self.unfit));
+        let time = self.shared.now();
+        let mut after = before;
+        self.note_progress(|reclaimer, engine| {
+            let stats = engine.books().stats();
+            after.freed = stats.base_pages_freed;
+            after.refused = stats.refused_store;
+            let ended = Ended {
+                asked: batch.asked,
+                freed: after.freed - before.freed,
+                refused: after.refused != before.refused,
+                unfit,
+                answer_due,
             };
-            if chosen.is_none() {
-                let Some(process) = self.shared.processes.get(space) else {
-                    continue; // the address space is gone, and its pages with it
-                };
-                chosen = Some((space, process));
-            }
-            let Some((_, process)) = &chosen else { break };
-            let Ok(pagemap) = process.pagemap() else {
-                continue;
-            };
-            self.zeros.clear();
-            if pagemap
-                .scan(range, Category::PFNZERO, &mut self.zeros)
-                .is_ok()
-            {
-                let found = self.zeros.iter().map(|(run, _)| run.count().0).sum::<u64>();
-                if pages > 0 && pages + found > EVICT_PAGES_MAX as u64 {
-                    self.shared
-                        .books
-                        .zero_runs
-                        .queue()
-                        .push_front((space, range)); // for the next batch
-                    break;
-                }
-                pages += found;
-                ranges.extend(self.zeros.iter().map(|(run, _)| *run));
-            }
-            if pages >= EVICT_PAGES_MAX as u64 {
-                break;
-            }
-        }
-        match chosen {
-            Some((space, _)) if pressed || pages >= ZERO_PAGES_MIN => {
-                self.choose_these(space, &ranges, items)
-            }
-            _ => false,
-        }
+            reclaimer.ended(engine, time, ended);
+        });
+        self.zeros_in_vain = batch.zeros && after.freed == before.freed;
+        self.before = after;
     }
+}
+
+fn duration(time: Nanos) -> Duration {
+    Duration::from_nanos(time.0)
 }

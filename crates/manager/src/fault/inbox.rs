@@ -8,7 +8,7 @@ use undercroft_base::{Fetched, Inbox};
 
 use crate::sync::lock;
 
-/// What was fetched, and the thread has not taken.
+/// Pages that were fetched, and that the thread has not taken.
 #[derive(Debug)]
 pub(super) struct FetchInbox {
     list: Mutex<Vec<Fetched>>,

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use undercroft_base::{PAGE_BYTES, VirtPage, VirtRange};
+use undercroft_base::{BASE_PAGE_BYTES, VirtPage, VirtRange};
 use undercroft_engine::limits::LOAD_PAGES_MAX;
 use undercroft_engine::{Install, LoadItem, LoadPlan};
 use undercroft_sys::uffd::UffdError;
@@ -17,11 +17,11 @@ pub(super) enum Load {
     Reading { again: bool },
     /// Its bytes are here, or it needs none.
     Ready,
-    /// It is not installed this time: it goes back to its former state.
+    /// Not installed this time: it goes back to its former state.
     Skipped,
     /// No copy of it verifies.
     Lost,
-    /// It is in the client's memory.
+    /// The page is in the client's memory.
     Installed,
     /// The engine has its result.
     Finished,
@@ -36,7 +36,7 @@ pub(super) struct Loads {
     pub frames: bool,
 }
 
-/// What is installed in a page.
+/// The contents that are installed in a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Source {
     /// The shared zero page. Only this installation never replaces a guard page.
@@ -114,7 +114,7 @@ impl Loads {
                     memory.zero(range, Wake::Later)
                 }
                 Source::Zeros => {
-                    memory.install(page, &zeros[..run.len() * PAGE_BYTES], Wake::Later)
+                    memory.install(page, &zeros[..run.len() * BASE_PAGE_BYTES], Wake::Later)
                 }
                 Source::Loaded => match loaded(run.clone()) {
                     Some(bytes) => memory.install(page, bytes, Wake::Later),

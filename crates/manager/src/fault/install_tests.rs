@@ -4,7 +4,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use undercroft_base::{
-    Bytes, PAGE_BYTES, PageState, Slot, SpaceId, ThreadId, TierId, VirtPage, VirtRange,
+    BASE_PAGE_BYTES, Bytes, PageState, Slot, SpaceId, ThreadId, TierId, VirtPage, VirtRange,
 };
 use undercroft_engine::{Config, Engine, EvictItem, Fault, FaultAnswer, Outcome, Room, VecLedger};
 use undercroft_model::content::Content;
@@ -34,7 +34,7 @@ impl Bed {
     /// Pages that were stored, or (`fresh`) were never touched; a read of the first brings in all.
     fn new(fresh: bool) -> Bed {
         let config = Config {
-            limit: Bytes(4096 * PAGE_BYTES as u64),
+            limit: Bytes(4096 * BASE_PAGE_BYTES as u64),
             retain: vec![false],
             demotes: vec![false],
             room: Room::Ahead,
@@ -50,7 +50,7 @@ impl Bed {
             space,
             memory: ModelMemory::new(range),
             loads: Loads::new(),
-            zeros: vec![0; PAGES as usize * PAGE_BYTES],
+            zeros: vec![0; PAGES as usize * BASE_PAGE_BYTES],
         };
         if !fresh {
             bed.store(range);
@@ -108,7 +108,7 @@ impl Bed {
                 .faults()
                 .validate(&mut self.loads.plan.items[part.clone()]);
             let loaded = |run: std::ops::Range<usize>| {
-                Some(&bytes[run.start * PAGE_BYTES..run.end * PAGE_BYTES])
+                Some(&bytes[run.start * BASE_PAGE_BYTES..run.end * BASE_PAGE_BYTES])
             };
             self.loads
                 .install(part.clone(), &self.memory, loaded, &self.zeros, |_| {});
@@ -215,7 +215,7 @@ fn a_page_that_exists_is_not_replaced() {
     }
 }
 
-/// What is skipped or lost is never mapped.
+/// Pages that are skipped or lost are never mapped.
 #[test]
 fn what_is_skipped_or_lost_is_not_installed() {
     let mut bed = Bed::new(false);

@@ -7,8 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use undercroft_base::{
-    FailKind, Fetched, Inbox, LoadError, Loaded, Nanos, PAGE_BYTES, SpaceId, TierId, TierKind,
-    VirtRange, page_checksum,
+    FailKind, Fetched, Inbox, LoadError, Loaded, Nanos, SpaceId, TierId, VirtRange,
 };
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -29,7 +28,7 @@ const FREE_BATCH: usize = 64;
 // A token has 16 bits for the place of a read in its plan, and 16 for its length.
 const _: () = assert!(LOAD_PAGES_MAX <= 0xffff);
 
-/// One plan being served; its pages are `LOAD_PAGES_MAX` pages of the ring's arena.
+/// A plan being served; its pages are `LOAD_PAGES_MAX` pages of the ring's arena.
 pub(super) struct Lane {
     pub(super) loads: Loads,
     process: Option<Arc<Process>>,
@@ -120,6 +119,7 @@ impl FaultThread {
     /// Step 3: loads the bytes of every item into the lane's pages, or starts reads for them.
     fn load(&mut self, lane: usize) {
         let base = lane * LOAD_PAGES_MAX;
+        let page_bytes = self.ring.arena().bytes(1) as u64;
         let this = &mut self.lanes[lane];
         this.in_flight = 0;
         // A run of items whose copies follow each other on the device: (fd, offset of its end,
@@ -150,14 +150,14 @@ impl FaultThread {
                         Some((f, end, first, count))
                             if *f == fd && *end == offset && *first + *count == at =>
                         {
-                            *end += PAGE_BYTES as u64;
+                            *end += page_bytes;
                             *count += 1;
                         }
                         _ => {
                             if let Some(run) = run.take() {
                                 start_read(&mut self.ring, tiers, this, lane, base, run);
                             }
-                            run = Some((fd, offset + PAGE_BYTES as u64, at, 1));
+                            run = Some((fd, offset + page_bytes, at, 1));
                         }
                     }
                 }
@@ -190,7 +190,7 @@ impl FaultThread {
         let inbox: Arc<dyn Inbox> = self.fetches.clone();
         for (at, item) in this.loads.plan.items.iter().enumerate() {
             let metered = (self.shared.books.tiers).get(usize::from(item.tier.0));
-            let is_remote = |it: &&MeteredTier| it.tier.info().kind == TierKind::Remote;
+            let is_remote = |it: &&MeteredTier| it.facts().remote;
             let remote = metered.filter(is_remote);
             if let (Some(metered), Load::Reading { .. }) = (remote, this.loads.states[at]) {
                 metered.page_ins.fetch_add(1, Ordering::Relaxed);
@@ -210,7 +210,7 @@ impl FaultThread {
                 let to = self.ring.arena_mut().page_mut(lane * LOAD_PAGES_MAX + at);
                 let to = to.expect("no read is in flight for this page");
                 to.copy_from_slice(&bytes);
-                return self.read_done(lane, at, 1, Ok(PAGE_BYTES));
+                return self.read_done(lane, at, 1, Ok(self.ring.arena().bytes(1)));
             }
             Err(why) => why,
         };
@@ -265,7 +265,8 @@ impl FaultThread {
     /// Verifies the pages of one completed read, or reads them once more.
     fn read_done(&mut self, lane: usize, first: usize, count: usize, result: Result<usize, i32>) {
         let base = lane * LOAD_PAGES_MAX;
-        let got = result.unwrap_or(0) / PAGE_BYTES;
+        let page_bytes = self.ring.arena().bytes(1);
+        let got = result.unwrap_or(0) / page_bytes;
         let mut again = false;
         let this = &mut self.lanes[lane];
         this.in_flight -= 1;
@@ -282,8 +283,8 @@ impl FaultThread {
                     .arena()
                     .pages(base + at, base + at + 1)
                     .is_some_and(|page| {
-                        metered.tier.checksum(item.slot, item.stamp)
-                            == Some(page_checksum(page, item.stamp))
+                        let found = self.shared.books.key.checksum(page, item.stamp);
+                        metered.tier.checksum(item.slot, item.stamp) == Some(found)
                     });
             metered.note_read(took);
             if verified {
@@ -296,7 +297,7 @@ impl FaultThread {
             if !retried && let Ok(Loaded::Read { fd, offset }) = reload(metered, &item) {
                 this.loads.states[at] = Load::Reading { again: true };
                 again = true;
-                let run = (fd, offset + PAGE_BYTES as u64, at, 1);
+                let run = (fd, offset + page_bytes as u64, at, 1);
                 let tiers = &self.shared.books.tiers;
                 start_read(&mut self.ring, tiers, this, lane, base, run);
                 continue;
@@ -427,12 +428,13 @@ fn start_read(
     base: usize,
     (fd, end, first, count): (i32, u64, usize, usize),
 ) {
-    let offset = end - (count * PAGE_BYTES) as u64;
+    let bytes = ring.arena().bytes(count) as u64;
+    let offset = end - bytes;
     let (from, to) = (base + first, base + first + count);
     let token = token(index, first, count);
     let metered = &tiers[usize::from(lane.loads.plan.items[first].tier.0)];
     metered.page_ins.fetch_add(1, Ordering::Relaxed);
-    let least = metered.tier.reading(offset, (count * PAGE_BYTES) as u64);
+    let least = metered.tier.reading(offset, bytes);
     let started = match least {
         Nanos(0) => ring.read(fd, offset, from, to, token),
         Nanos(ns) => ring.read_slowly((fd, offset), from, to, token, Duration::from_nanos(ns)),

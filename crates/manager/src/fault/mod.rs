@@ -1,7 +1,22 @@
-//! One fault thread: it reads messages, applies layout events and decides about each fault;
+//! A fault thread: it reads messages, applies layout events and decides about each fault;
 //! `lane.rs` carries the decision out. The fault path never waits for eviction and never logs. Once
 //! warm, it allocates only 368 bytes for the first listed page of a chunk, and what a write to a
 //! fork relative's page needs.
+//!
+//! - Intake: the space's layout is locked for writing, and its agent kept from moving pages. Faults
+//!   are served once the lock is released. After an answer, a thread that knows of no other work
+//!   reads the process's next messages at once, 16 times in a row at most.
+//! - Without room a fault waits (`NoRoom`), until the evictor's `admit_waiters` wakes its thread.
+//! - A fault on a page that is being evicted recalls the page. On a page that is being loaded it
+//!   waits for the load. A write to a page that fork relatives share is answered by `written`
+//!   (`space/cow.rs`): nothing is loaded.
+//! - A copy that does not verify is read once more. If it still does not, `finish` makes the page
+//!   `Lost`, the thread faults again, and `poison` fills the page.
+//! - A page that is resident by the books may be missing, because the kernel dropped it.
+//!   `fill_missing` (`relief.rs`) poisons it if it was, or may have been, out of memory. Otherwise
+//!   it is zeros.
+//! - A copy on another machine that is later than 80 ms is asked for again when its thread faults
+//!   again: no lane waits long.
 
 mod awake;
 mod inbox;
@@ -10,7 +25,7 @@ mod install;
 mod install_tests;
 mod lane;
 #[cfg(test)]
-mod model_tests;
+pub(crate) mod model_tests;
 pub(crate) mod relief;
 
 use std::collections::HashMap;
@@ -20,9 +35,10 @@ use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
-use undercroft_base::{Nanos, PAGE_BYTES, ThreadId, VirtPage, VirtRange};
+use undercroft_base::{Nanos, PageSize, ThreadId, VirtPage, VirtRange};
 use undercroft_engine::limits::LOAD_PAGES_MAX;
 use undercroft_engine::{Engine, Fault, FaultAnswer};
+use undercroft_proto::legacy::EventInbox;
 use undercroft_sys::mapping::ZeroPages;
 use undercroft_sys::ring::PageRing;
 use undercroft_sys::uffd::{Message, MessageBuf, UffdError};
@@ -30,14 +46,12 @@ use undercroft_sys::uffd::{Message, MessageBuf, UffdError};
 use crate::books::ledger::MemfdLedger;
 use crate::fault::awake::Awake;
 use crate::fault::inbox::FetchInbox;
-use crate::gauges::scale::is_out_of_descriptors;
-use crate::legacy::EventInbox;
+use crate::gauges::scale::Short;
 use crate::signals::Doom;
-use crate::space::agent::Agent;
-use crate::space::correction::{ChildBooks, Who, correct};
+use crate::space::claims::{self, Claim};
 use crate::space::foreign;
 use crate::space::port::Wake;
-use crate::space::process::{EXCLUDE_MAX, Process};
+use crate::space::process::Process;
 use crate::space::processes::Change;
 use crate::space::shared::Shared;
 use crate::sync::lock;
@@ -45,6 +59,9 @@ use lane::Lane;
 
 /// Plans of a thread that may wait for storage at once.
 const LANES: usize = 16;
+
+/// Operations of a thread's ring: one for each page, so it is never full.
+pub(crate) const RING_ENTRIES: usize = LANES * LOAD_PAGES_MAX;
 
 /// A fault may come on a page that is resident by the books. Every eighth time the kernel is asked
 /// whether the page is really there. If it is missing, its thread faults again and again, so one of
@@ -55,9 +72,9 @@ const PUZZLED_AFTER: u32 = 8;
 /// from memory.
 const TURNS_MAX: u32 = 16;
 
-/// Pause if there is no descriptor for a fork child: its event stays unread, and the userfaultfd
-/// ready.
-const DESCRIPTORS_PAUSE: Duration = Duration::from_millis(1);
+/// Pause if there is no descriptor, or no memory in the kernel: a fork event then stays unread, and
+/// the userfaultfd ready.
+const SHORTAGE_PAUSE: Duration = Duration::from_millis(1);
 
 /// Epoll data of the thread's own descriptors; spaces have smaller numbers.
 const WAKEUP: u64 = u64::MAX;
@@ -77,7 +94,7 @@ const EVENTS_MAX: usize = 16;
 /// messages, and a thread that waits has sent one.
 const READS_MAX: u32 = 512;
 
-/// What one read brought.
+/// The outcome of one read.
 struct ReadOnce {
     /// As many messages as there is room for: more may wait.
     full: bool,
@@ -87,7 +104,7 @@ struct ReadOnce {
 /// The result of reading a process's messages.
 enum Intake {
     Read,
-    /// As before, but there was no descriptor for a fork child.
+    /// As before, but there was no descriptor for a fork child, or no memory in the kernel.
     Short,
     /// Nothing was read: the agent does not let go.
     Unread,
@@ -118,17 +135,17 @@ pub(crate) struct FaultThread {
     alone: bool,
     awake: Awake,
     /// A fork child cannot be served before other messages are read.
-    put_off: bool,
+    is_put_off: bool,
     /// Processes whose messages stay unread until this time, because their agent does not let go.
     later: Vec<(u64, Instant)>,
+    /// Processes that the kernel has no memory to poll.
+    unpolled: Vec<Arc<Process>>,
 }
 
 impl FaultThread {
     pub(crate) fn new(shared: Arc<Shared>, index: usize) -> std::io::Result<FaultThread> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        // One operation for each page, so the ring is never full.
-        let entries = LANES * LOAD_PAGES_MAX;
-        let ring = PageRing::new(entries as u32, entries)?;
+        let ring = PageRing::new(RING_ENTRIES as u32, RING_ENTRIES, PageSize::Base)?;
         let wakeup = shared.signals.wakeup(index);
         epoll::add(
             &epoll,
@@ -167,8 +184,9 @@ impl FaultThread {
             reaped: Vec::with_capacity(512),
             alone: false,
             awake: Awake::default(),
-            put_off: false,
+            is_put_off: false,
             later: Vec::new(),
+            unpolled: Vec::new(),
             shared,
         })
     }
@@ -176,14 +194,15 @@ impl FaultThread {
     /// Serves until the run ends.
     pub(crate) fn run(mut self) {
         use undercroft_sys::process;
-        let cpu = self.shared.placement.cpus[self.index];
+        let cpu = self.shared.cpu_plan.cpus[self.index];
         let _ = process::set_affinity(0, &[cpu]);
         let (mut events, mut keys) = (Vec::with_capacity(EVENTS_MAX), Vec::new());
         while !self.shared.signals.stopped() {
             self.follow_processes();
             // A read is in flight for the only thread that faults.
             let lone_read = self.alone && self.idle.len() < LANES;
-            let limit = (!self.later.is_empty()).then_some(COME_BACK);
+            let waits = !self.later.is_empty() || !self.unpolled.is_empty();
+            let limit = waits.then_some(COME_BACK);
             if self
                 .awake
                 .wait(&self.epoll, &mut events, lone_read, limit)
@@ -193,6 +212,9 @@ impl FaultThread {
             }
             if !self.later.is_empty() {
                 self.come_back();
+            }
+            if !self.unpolled.is_empty() {
+                self.poll_again();
             }
             let mut ring_ready = false;
             keys.clear();
@@ -233,7 +255,7 @@ impl FaultThread {
     fn may_stay(&self) -> bool {
         self.idle.len() == LANES
             && self.generation == self.shared.processes.generation()
-            && self.shared.placement.is_active(self.index)
+            && self.shared.cpu_plan.is_active(self.index)
     }
 
     fn drain_wakeup(&mut self) {
@@ -259,15 +281,15 @@ impl FaultThread {
     /// Follows changes of the set of processes, and of whether this thread is active.
     fn follow_processes(&mut self) {
         let generation = self.shared.processes.generation();
-        let active = self.shared.placement.is_active(self.index);
+        let active = self.shared.cpu_plan.is_active(self.index);
         if generation == self.generation && active == self.active {
             return;
         }
         self.generation = generation;
         let news = self.shared.processes.news(self.index);
-        if active == self.active {
-            // A thread that is not active reads the whole set when it becomes active.
-            for change in news.into_iter().filter(|_| active) {
+        // A thread that is not active hears nothing. Active again, it reads the whole set.
+        if let Some(news) = news.filter(|_| active && self.active) {
+            for change in news {
                 match change {
                     Change::Came(process) => self.poll(process),
                     Change::Went(space) => self.leave(u64::from(space.0)),
@@ -276,24 +298,37 @@ impl FaultThread {
             return;
         }
         self.active = active;
+        let known: Vec<u64> = self.known.keys().copied().collect();
+        known.into_iter().for_each(|key| self.leave(key));
         if active {
             let all = self.shared.processes.all();
             all.into_iter().for_each(|process| self.poll(process));
-        } else {
-            let known: Vec<u64> = self.known.keys().copied().collect();
-            known.into_iter().for_each(|key| self.leave(key));
         }
     }
 
     fn poll(&mut self, process: Arc<Process>) {
         let key = u64::from(process.space.0);
         let data = epoll::EventData::new_u64(key);
-        if epoll::add(&self.epoll, &process.memory, data, epoll::EventFlags::IN).is_ok() {
-            self.known.insert(key, process);
+        match epoll::add(&self.epoll, &process.memory, data, epoll::EventFlags::IN) {
+            Ok(()) => _ = self.known.insert(key, process),
+            Err(rustix::io::Errno::NOMEM | rustix::io::Errno::NOSPC) => {
+                self.shared.gauges.shortages.note(Short::Memory);
+                self.unpolled.push(process);
+            }
+            Err(_) => {} // it is gone
+        }
+    }
+
+    /// Polls processes that the kernel had no memory to poll.
+    #[cold]
+    fn poll_again(&mut self) {
+        for process in std::mem::take(&mut self.unpolled) {
+            self.poll(process);
         }
     }
 
     fn leave(&mut self, key: u64) {
+        self.unpolled.retain(|of| u64::from(of.space.0) != key);
         if let Some(process) = self.known.remove(&key) {
             let _ = epoll::delete(&self.epoll, &process.memory);
         }
@@ -305,7 +340,7 @@ impl FaultThread {
         self.faults.clear();
         match self.intake(process) {
             Intake::Read => {}
-            Intake::Short => std::thread::sleep(DESCRIPTORS_PAUSE),
+            Intake::Short => std::thread::sleep(SHORTAGE_PAUSE),
             Intake::Unread => {
                 self.leave_unread(process);
                 return false;
@@ -327,35 +362,25 @@ impl FaultThread {
             self.write(process, fault);
         }
         self.writes = writes;
-        any && !std::mem::take(&mut self.put_off)
-    }
-
-    /// Corrects the books of a fork child before its first page is served.
-    fn correct(&mut self, process: &Process, thread: u32) -> ChildBooks {
-        let who = Who::Faulted(thread);
-        let zeros = &self.zeros[..PAGE_BYTES];
-        let books = correct(&self.shared, process, who, zeros);
-        match books {
-            ChildBooks::Right | ChildBooks::Never => {}
-            ChildBooks::Later => self.put_off = true,
-            ChildBooks::Short => {
-                self.put_off = true;
-                std::thread::sleep(DESCRIPTORS_PAUSE);
-            }
-        }
-        books
+        any && !std::mem::take(&mut self.is_put_off)
     }
 
     /// Serves a write to a protected page.
     fn write(&mut self, process: &Arc<Process>, fault: Fault) {
-        let page = VirtRange::one(fault.page);
-        match self.correct(process, fault.thread.0) {
-            ChildBooks::Right => {
+        let claim = claims::of_child(&self.shared, process, fault);
+        match claim {
+            Claim::Free | Claim::Answered => {
                 crate::space::cow::written(&self.shared, process, fault);
             }
             // The page is the process's own, whatever the books say.
-            ChildBooks::Never => _ = process.memory.protect(page, false),
-            ChildBooks::Later | ChildBooks::Short => process.memory.wake(page),
+            Claim::Refused => {
+                let page = VirtRange::one(fault.page);
+                if process.memory.protect(page, false).is_err() {
+                    process.memory.wake(page); // it faults again
+                }
+            }
+            Claim::Later => self.put_off(Duration::ZERO),
+            Claim::AfterPause => self.put_off(SHORTAGE_PAUSE),
         }
     }
 
@@ -398,12 +423,13 @@ impl FaultThread {
         let _layout = process.layout.write();
         let (mut changed, mut short) = (false, false);
         let agent = process.agent.get();
-        if agent.is_some_and(|agent| !lets_read(process, agent)) {
+        if agent.is_some_and(|agent| !claims::lets_read(process, agent)) {
             return Intake::Unread;
         }
         for _ in 0..READS_MAX {
             match self.read_messages(process) {
                 Ok(read) => {
+                    process.short_reads.ends();
                     changed |= read.events;
                     // The kernel gives faults before events. While an event waits, no page can be
                     // installed, and each thread that is woken faults again. So the faults of many
@@ -412,15 +438,11 @@ impl FaultThread {
                         break;
                     }
                 }
-                // No descriptor for a fork child: its parent stays blocked in fork(), and the event
-                // stays unread.
-                Err(error) if is_out_of_descriptors(&error) => {
-                    self.shared.gauges.shortages.no_descriptor();
-                    short = true;
-                    break;
-                }
                 Err(error) => {
-                    self.shared.signals.doom(Doom::NoFaults(error));
+                    short = self.waits_for(process, &error);
+                    if !short {
+                        self.shared.signals.doom(Doom::NoFaults(error));
+                    }
                     break;
                 }
             }
@@ -439,6 +461,18 @@ impl FaultThread {
         }
         drop(held); // the layout lock is released now, too
         if short { Intake::Short } else { Intake::Read }
+    }
+
+    /// Whether messages that could not be read can be read after a pause. There may be no
+    /// descriptor for a fork child, or no memory for one: its parent stays blocked in fork(), and
+    /// the event stays unread.
+    #[cold]
+    fn waits_for(&self, process: &Process, error: &std::io::Error) -> bool {
+        let Some(short) = Short::of(error) else {
+            return false;
+        };
+        self.shared.gauges.shortages.note(short);
+        short == Short::Descriptors || process.short_reads.may_end(self.shared.elapsed())
     }
 
     /// Reads messages once: faults go to the lists, events to the process's order of events.
@@ -464,7 +498,7 @@ impl FaultThread {
                         &mut self.faults
                     };
                     // The agent must never wait for room, because it makes room.
-                    let agent = process.agent.get().map(|agent| agent.tid());
+                    let agent = process.agent.get().map(|agent| agent.number());
                     list.push(Fault {
                         space: process.space,
                         page,
@@ -489,38 +523,43 @@ impl FaultThread {
 
     /// Steps 2 to 4 of one fault: decides, loads, installs.
     fn fault(&mut self, process: &Arc<Process>, fault: Fault, arrived: Instant, read: Instant) {
-        match self.correct(process, fault.thread.0) {
-            ChildBooks::Right => {}
-            ChildBooks::Never => return self.poison(process, fault.page),
-            ChildBooks::Later | ChildBooks::Short => {
-                return process.memory.wake(VirtRange::one(fault.page)); // it faults again
-            }
+        match claims::of(&self.shared, process, fault) {
+            Claim::Free => {}
+            Claim::Answered => return,
+            Claim::Refused => return self.poison(process, fault.page),
+            Claim::Later => return self.put_off(Duration::ZERO),
+            Claim::AfterPause => return self.put_off(SHORTAGE_PAUSE),
         }
-        if fault.page == process.beacon {
-            return answer_beacon(process, fault.thread.0);
-        }
-        if let Some(agent) = process.agent.get()
-            && agent.private.contains(fault.page)
-        {
-            return fill_staging(process, agent, fault.page);
-        }
-        let now = self.shared.elapsed_at(read).as_nanos() as u64;
-        let thread = process.known_thread(fault.thread.0);
-        if self
-            .shared
-            .placement
-            .fault_seen(thread, now, || Some(process.clone()))
-        {
-            self.shared.signals.wake_fault_threads();
-            crate::space::layout::place_agents(&self.shared.processes, &self.shared.placement);
-        }
-        self.alone = self.shared.placement.pin.holds(thread);
+        self.note_thread(process, fault, read);
         let legacy = &self.shared.books.legacy;
         legacy.serving(self.index, fault.space, fault.page);
         self.answer(process, fault, arrived, read);
         let legacy = &self.shared.books.legacy;
         legacy.rests(self.index);
         legacy.served();
+    }
+
+    /// Notes which thread faults, and where: fault threads serve on the CPUs of these.
+    fn note_thread(&mut self, process: &Arc<Process>, fault: Fault, read: Instant) {
+        let now = self.shared.elapsed_at(read).as_nanos() as u64;
+        let thread = process.known_thread(fault.thread.0);
+        if let Some(pid) = process.pid() {
+            process.partners.faulted(thread, pid);
+        }
+        let cpu_plan = &self.shared.cpu_plan;
+        if cpu_plan.fault_seen(thread, now, || Some(process.clone())) {
+            self.shared.signals.wake_fault_threads();
+        }
+        self.alone = cpu_plan.pin.holds(thread);
+    }
+
+    /// Serves others before this process.
+    #[cold]
+    fn put_off(&mut self, pause: Duration) {
+        self.is_put_off = true;
+        if !pause.is_zero() {
+            std::thread::sleep(pause);
+        }
     }
 
     /// As [`FaultThread::fault`], for a page that is not the shim's.
@@ -562,7 +601,9 @@ impl FaultThread {
             // The agent waits for a page of its own batch, which was removed without an event. It
             // would wait for ever.
             let _layout = process.layout.read();
-            let _ = process.memory.zero(page, Wake::Now);
+            if process.memory.zero(page, Wake::Now).is_err() {
+                process.memory.wake(page); // it faults again
+            }
             return;
         }
         match answer {
@@ -604,7 +645,14 @@ impl FaultThread {
             | Err(UffdError::LayoutChanging { .. })
             | Err(UffdError::Exists { .. })
             | Err(UffdError::NotMapped { .. })
-            | Err(UffdError::ClientGone) => {}
+            | Err(UffdError::ClientGone) => process.short_poisons.ends(),
+            // As if the layout were changing, after a pause.
+            Err(UffdError::NoMemory { .. })
+                if process.short_poisons.may_end(self.shared.elapsed()) =>
+            {
+                self.shared.gauges.shortages.note(Short::Memory);
+                std::thread::sleep(SHORTAGE_PAUSE);
+            }
             Err(_) => self.shared.signals.doom(Doom::NotPoisoned),
         }
         process.memory.wake(range);
@@ -625,42 +673,4 @@ fn engine_for<'a>(
     drop(engine);
     // A mapping that is not in the books yet, or a foreign one.
     (!foreign::release(process, page)).then(|| shared.books.engine())
-}
-
-/// Excludes the agent while messages are read. False if it does not stop in time. Only the first
-/// thread waits for such an agent.
-fn lets_read(process: &Process, agent: &Agent) -> bool {
-    let began = std::cell::Cell::new(None);
-    let patient = || {
-        let since = began.get().unwrap_or_else(Instant::now);
-        began.set(Some(since));
-        !process.unread.load(Ordering::Relaxed) && since.elapsed() < EXCLUDE_MAX
-    };
-    let excluded = (agent.commands).exclude_agent(|| !agent.has_ended(), patient);
-    if process.unread.load(Ordering::Relaxed) == excluded {
-        process.unread.store(!excluded, Ordering::Relaxed);
-    }
-    excluded
-}
-
-/// Tells a fork child the number of its address space. If there is a number already, the child
-/// reads that one. If there can be none now, it faults again.
-fn answer_beacon(process: &Process, thread: u32) {
-    let _ = process.issue_ticket(thread);
-    process.memory.wake(VirtRange::one(process.beacon));
-}
-
-/// Serves a thread of the program that touches the staging area, as mlockall does. The thread gets
-/// zeros, which the agent removes. Not while a command is carried out: the agent would find a page
-/// there that it did not move.
-fn fill_staging(process: &Process, agent: &Agent, page: VirtPage) {
-    let range = VirtRange::one(page);
-    let layout = process.layout.write();
-    if agent.commands.is_idle() {
-        // The agent sees this with its next command, which needs the lock.
-        agent.commands.has_strays();
-        let _ = process.memory.zero(range, Wake::Later);
-    }
-    drop(layout);
-    process.memory.wake(range);
 }

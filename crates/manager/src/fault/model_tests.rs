@@ -9,14 +9,16 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use undercroft_base::{
-    Bytes, Fetched, Inbox, LoadError, Loaded, PAGE_BYTES, Slot, SpaceId, Stamp, Store, StoreError,
-    Tier, TierId, TierInfo, TierKind, TierUsage, VirtPage, VirtRange, page_checksum,
+    BASE_PAGE_BYTES, Bytes, Fetched, Inbox, LoadError, Loaded, PageKey, Slot, SpaceId, Stamp,
+    Store, StoreError, Tier, TierId, TierInfo, TierUsage, VirtPage, VirtRange,
 };
 use undercroft_engine::limits::EVICT_PAGES_MAX;
 use undercroft_engine::{Config, Engine, EvictItem, Outcome, Room, Taken};
 use undercroft_model::content::Content;
 use undercroft_model::memory::Touch;
-use undercroft_model::tier::FakeTier;
+use undercroft_model::tier::{CLUSTER, FakeTier};
+use undercroft_proto::legacy::{Legacy, fresh};
+use undercroft_proto::options::{AccessScan, ClientOptions, Rights, WhenFull};
 use undercroft_seeded::Random;
 use undercroft_sys::mapping::SharedMemory;
 use undercroft_sys::maps::Maps;
@@ -27,15 +29,14 @@ use undercroft_sys::procfs::Tasks;
 use super::FaultThread;
 use crate::books::metered::MeteredTier;
 use crate::books::{Books, ledger, tiers};
+use crate::cpus::CpuPlan;
 use crate::gauges::Gauges;
-use crate::legacy::Legacy;
-use crate::options::{AccessScan, ClientOptions, Rights, WhenFull};
-use crate::placement::Placement;
 use crate::signals::Signals;
 use crate::space::arrivals::Arrivals;
 use crate::space::graves::Graves;
+use crate::space::identity::Identity;
 use crate::space::model::ModelMemory;
-use crate::space::process::{Identity, Process};
+use crate::space::process::Process;
 use crate::space::processes::Processes;
 use crate::space::shared::Shared;
 use crate::sync::lock;
@@ -58,9 +59,9 @@ struct Bed {
     drops: AtomicU64,
 }
 
-fn options(tier: &str) -> ClientOptions {
+pub(crate) fn options(tier: &str) -> ClientOptions {
     ClientOptions {
-        memory_max: Bytes(KEPT * PAGE_BYTES as u64),
+        memory_max: Bytes(KEPT * BASE_PAGE_BYTES as u64),
         tiers: vec![tier.parse().expect("a tier")],
         reclaim: "active_inactive".parse().expect("a policy"),
         placement: "worth".parse().expect("a policy"),
@@ -76,13 +77,16 @@ fn options(tier: &str) -> ClientOptions {
         takeovers_max: 0,
         memory_price: None,
         rights: Rights::default(),
+        compressors: None,
     }
 }
 
-/// What the keeper opens and the manager inherits.
+/// The tiers that the keeper opens and the manager inherits.
 fn inherited(options: &ClientOptions) -> Vec<tiers::Inherited> {
     let own = |fd: BorrowedFd<'_>| fd.try_clone_to_owned().expect("a descriptor");
-    let opened = tiers::open(options).expect("tiers").into_iter();
+    let opened = undercroft_proto::tiers::open(options)
+        .expect("tiers")
+        .into_iter();
     let inherited = opened.map(|tier| {
         let memory = SharedMemory::from_fd(own(tier.memory())).expect("memory");
         let below = tier.below();
@@ -98,30 +102,32 @@ fn inherited(options: &ClientOptions) -> Vec<tiers::Inherited> {
     inherited.collect()
 }
 
-fn shared(options: ClientOptions) -> Arc<Shared> {
-    let tiers = tiers::build(&options, inherited(&options)).expect("tiers");
+pub(crate) fn shared(options: ClientOptions) -> Arc<Shared> {
+    let tiers = tiers::build(&options, inherited(&options), &PageKey::KNOWN).expect("tiers");
     shared_over(options, tiers)
 }
 
 fn shared_over(options: ClientOptions, tiers: Vec<MeteredTier>) -> Arc<Shared> {
     let latencies: Vec<_> = tiers.iter().map(MeteredTier::latency).collect();
     let config = Config::for_tiers(options.memory_max, Room::Ahead, &latencies);
-    let legacy = Legacy::for_tests();
-    let memory = SharedMemory::create("ledger", ledger::bytes_for(CHUNKS)).expect("memory");
-    let ledger = ledger::create(memory, CHUNKS, legacy.clone()).expect("a ledger");
+    let memory = fresh(true).expect("memory");
+    let legacy = Arc::new(Legacy::create(memory).expect("fresh memory"));
+    let memory =
+        SharedMemory::create("ledger", undercroft_engine::bytes_for(CHUNKS)).expect("memory");
+    let ledger = ledger::create(memory, CHUNKS, &PageKey::KNOWN, legacy.clone()).expect("a ledger");
     let reclaim = options.reclaim.make();
     let prefetch = options.prefetch.make();
     let engine = Engine::new(ledger, reclaim, prefetch, config);
-    let placement = Placement::new(None, true);
-    let fault_threads = placement.cpus.len();
+    let cpu_plan = CpuPlan::new(None, true);
+    let fault_threads = cpu_plan.cpus.len();
     Arc::new(Shared {
-        books: Books::new(engine, tiers, legacy, None),
+        books: Books::new(engine, tiers, PageKey::KNOWN, legacy, None),
         processes: Processes::new(fault_threads),
         arrivals: Arrivals::default(),
         graves: Graves::default(),
         gauges: Gauges::new(None, Bytes(u64::MAX)),
         signals: Signals::new(fault_threads).expect("eventfds"),
-        placement,
+        cpu_plan,
         options,
         started: Instant::now(),
     })
@@ -132,6 +138,7 @@ fn this_process() -> Identity {
     let pid = std::process::id();
     Identity {
         pid,
+        is_below: false,
         pidfd: PidFd::open(pid).expect("a pidfd"),
         pagemap: Pagemap::open(pid).expect("a pagemap"),
         maps: Maps::open(pid).expect("maps"),
@@ -203,7 +210,7 @@ impl Bed {
             .map(|((item, _), page)| Store {
                 page,
                 stamp: item.stamp,
-                checksum: page_checksum(page, item.stamp),
+                checksum: PageKey::KNOWN.checksum(page, item.stamp),
                 result: Err(StoreError::Full),
             })
             .collect();
@@ -256,13 +263,13 @@ impl Bed {
     /// Keeps the calling thread on one CPU, so that fault threads of all CPUs are at work. Returns
     /// its number.
     fn stay_on_a_cpu(&self, thread: u64) -> u32 {
-        let cpus = &self.shared.placement.cpus;
+        let cpus = &self.shared.cpu_plan.cpus;
         let cpu = cpus[thread as usize % cpus.len()];
         process::set_affinity(0, &[cpu]).expect("a CPU of its own");
         process::thread_id()
     }
 
-    /// What one thread of the program does to its pages, `steps` times; it knows what they hold.
+    /// Acts as a thread of the program on its pages, `steps` times; it knows what they hold.
     fn use_pages(&self, own: u64, steps: u64) {
         let tid = self.stay_on_a_cpu(own);
         let mut random = Random::new(own);
@@ -354,7 +361,7 @@ fn each_page_reads_as_it_was_written_from_a_file() {
     assert!(came > 5_000, "{came} pages came back");
 }
 
-/// One page to fetch.
+/// A page to fetch.
 type Wanted = (Slot, Stamp, u64, Arc<dyn Inbox>);
 
 /// A tier that is elsewhere: copies come later, in another order, and some of them too late.
@@ -365,7 +372,7 @@ struct Elsewhere {
 
 impl Elsewhere {
     fn new() -> Elsewhere {
-        let tier = FakeTier::new("elsewhere", TierKind::Remote, Bytes(16 << 20), 1);
+        let tier = FakeTier::new("elsewhere", &CLUSTER, Bytes(16 << 20), 1);
         let (tier, (to, from)) = (Arc::new(tier), channel());
         let of = tier.clone();
         std::thread::spawn(move || Elsewhere::answer(&of, &from));
@@ -433,10 +440,10 @@ fn each_page_reads_as_it_was_written_from_another_machine() {
     assert!(came > 2_500, "{came} pages came back");
 }
 
-/// One thread waits for its page, and another for the same page, which is on its way by then.
+/// A thread waits for its page, and another for the same page, which is on its way by then.
 #[test]
 fn a_thread_whose_page_another_one_loads_waits_too() {
-    let tier = FakeTier::new("elsewhere", TierKind::Remote, Bytes(16 << 20), 1);
+    let tier = FakeTier::new("elsewhere", &CLUSTER, Bytes(16 << 20), 1);
     let (tier, (to, from)) = (Arc::new(tier), channel());
     let elsewhere = Elsewhere {
         tier: tier.clone(),
@@ -503,7 +510,13 @@ fn a_page_whose_bytes_are_lost_is_poisoned() {
             .evictions()
             .publish(batch[0].at, Outcome::Lost, &mut wake);
     }
+    // The kernel has no memory for a moment: not to give the message, and not to poison the page.
+    bed.memory.short_reads.store(3, Ordering::Relaxed);
+    bed.memory.short_poisons.store(2, Ordering::Relaxed);
     assert_eq!(bed.memory.touch(FIRST, None, tid), Touch::Poisoned);
+    assert_eq!(bed.shared.signals.doomed(), None);
+    let counted = bed.shared.gauges.shortages.memory.load(Ordering::Relaxed);
+    assert_eq!(counted, 5);
     bed.stop();
 }
 

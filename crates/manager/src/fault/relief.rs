@@ -5,11 +5,9 @@
 //! The books stay as they are where a load would change them. The takeover then finds the page
 //! present, as if a dead manager had installed it.
 
-use std::os::fd::RawFd;
-
-use undercroft_base::{Entry, Loaded, PAGE_BYTES, PageState, TierId, VirtPage, VirtRange};
+use undercroft_base::{BASE_PAGE_BYTES, Entry, Loaded, PageState, TierId, VirtPage, VirtRange};
 use undercroft_engine::Missing;
-use undercroft_sys::ring::PageRing;
+use undercroft_sys::ring::read_page;
 use undercroft_sys::uffd::UffdError;
 
 use super::lane::fill;
@@ -70,7 +68,7 @@ pub(super) fn fill_missing(
 /// The bytes of a page that is not in memory. `None`: no copy verifies, or it is on another
 /// machine.
 fn copy(shared: &Shared, entry: &Entry) -> Option<Vec<u8>> {
-    let mut bytes = vec![0; PAGE_BYTES];
+    let mut bytes = vec![0; BASE_PAGE_BYTES];
     if entry.tier == TierId::FILL {
         fill(&mut bytes, entry.slot.0 as u32);
         return Some(bytes);
@@ -80,21 +78,9 @@ fn copy(shared: &Shared, entry: &Entry) -> Option<Vec<u8>> {
         Loaded::Done => Some(bytes),
         Loaded::Read { fd, offset } => {
             let sum = metered.tier.checksum(entry.slot, entry.stamp)?;
-            let bytes = read(fd, offset)?;
-            (undercroft_base::page_checksum(&bytes, entry.stamp) == sum).then_some(bytes)
+            let bytes = read_page(fd, offset)?;
+            (shared.books.key.checksum(&bytes, entry.stamp) == sum).then_some(bytes)
         }
         Loaded::Fetch => None,
     }
-}
-
-/// One page of a file or a device. It may be open for direct reads, which need memory that is
-/// aligned: a ring has such.
-fn read(fd: RawFd, offset: u64) -> Option<Vec<u8>> {
-    let mut ring = PageRing::new(1, 1).ok()?;
-    ring.read(fd, offset, 0, 1, 0).ok()?;
-    ring.submit(1).ok()?;
-    let mut whole = false;
-    ring.reap(|_, got| whole = got == Ok(PAGE_BYTES));
-    let page = ring.arena().pages(0, 1).filter(|_| whole);
-    page.map(<[u8]>::to_vec)
 }

@@ -1,11 +1,10 @@
-//! What latency control decided last. The control thread sets it after each window, and the evictor
+//! Latency control's last decision. The control thread sets it after each window, and the evictor
 //! follows it. Without control nothing is set, and fault threads add nothing.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use serde::{Deserialize, Serialize};
 use undercroft_engine::limits::EVICT_PAGES_MAX;
-use undercroft_qos::Out;
+use undercroft_engine::reclaim::{Goes, Turned};
 
 /// A word of the knobs: control is on, where pages go, and the pages of a batch above.
 const ON: u32 = 1;
@@ -21,45 +20,6 @@ pub(crate) struct Knobs {
     reads: AtomicU32,
     /// Times that write-out waited for reads.
     yields: AtomicU64,
-}
-
-/// What holds until the next window ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Turned {
-    /// Pages of one batch, S(t) of NVSwap: at least 1.
-    pub batch: usize,
-    /// Where pages go.
-    pub goes: Goes,
-}
-
-/// Where the pages of a run go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Goes {
-    /// Where the placement policy says: there is no bound to keep.
-    AsPlaced,
-    /// To the device. The buffer is spared.
-    ToDevice,
-    /// To the fastest tier first, and none is demoted.
-    ToBuffer,
-}
-
-impl Goes {
-    /// As control has decided for a client with a bound.
-    pub(crate) fn of(out: Out) -> Goes {
-        match out {
-            Out::Regular => Goes::ToDevice,
-            Out::Buffer => Goes::ToBuffer,
-        }
-    }
-
-    /// For the report.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Goes::AsPlaced => "placement",
-            Goes::ToDevice => "device",
-            Goes::ToBuffer => "buffer",
-        }
-    }
 }
 
 impl Knobs {

@@ -5,9 +5,8 @@ use std::time::Instant;
 
 use hdrhistogram::Histogram;
 use undercroft_base::Nanos;
+use undercroft_proto::report::FaultBreakdown;
 use undercroft_qos::pressure::Waits;
-
-use crate::report::FaultBreakdown;
 
 /// Nanoseconds, 1 ns to 60 s, two digits; never grows.
 pub(crate) fn new_histogram() -> Histogram<u64> {

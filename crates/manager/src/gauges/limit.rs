@@ -1,8 +1,12 @@
 //! How long, and by how much, the client was above its limit; how long it was paused.
+//!
+//! DRAM in use: 4096 times the resident, evicting and loading pages of all spaces, without
+//! inherited ones; and what tiers hold in memory, with their fragmentation and metadata. A page is
+//! counted when its plan is made, before it is installed, and uncounted when it is published.
 
 use std::time::Instant;
 
-use crate::report::{LimitExceeded, Pauses};
+use undercroft_proto::report::{Immovable, LimitExceeded, Pauses};
 
 /// Time spent above the limit.
 #[derive(Debug, Default)]
@@ -35,6 +39,38 @@ impl Exceeded {
         LimitExceeded {
             seconds: self.ended.seconds + going_on(self.since, now),
             ..self.ended
+        }
+    }
+}
+
+/// Memory that could not leave, and the limit that was raised for it.
+#[derive(Debug, Default)]
+pub(crate) struct Fixed {
+    /// The times that have ended, and the figures now.
+    so_far: Immovable,
+    /// Since when the limit is raised.
+    since: Option<Instant>,
+}
+
+impl Fixed {
+    /// Notes that `bytes` cannot leave, and that the limit is `raised` for them at `now`. True the
+    /// first time that it is.
+    pub(crate) fn note(&mut self, bytes: u64, raised: u64, now: Instant) -> bool {
+        let first = raised > 0 && self.so_far.limit_raised_bytes_peak == 0;
+        self.so_far.limit_raised_seconds = self.until(now).limit_raised_seconds;
+        self.since = (raised > 0).then_some(now);
+        let of = &mut self.so_far;
+        of.bytes = bytes;
+        of.bytes_peak = of.bytes_peak.max(bytes);
+        of.limit_raised_bytes_peak = of.limit_raised_bytes_peak.max(raised);
+        first
+    }
+
+    /// The figures at `now`.
+    pub(crate) fn until(&self, now: Instant) -> Immovable {
+        Immovable {
+            limit_raised_seconds: self.so_far.limit_raised_seconds + going_on(self.since, now),
+            ..self.so_far
         }
     }
 }
@@ -95,6 +131,22 @@ mod tests {
         assert_eq!(exceeded.until(at(100)), seen(1, 4.0));
         exceeded.note(1, at(100));
         assert_eq!(exceeded.until(at(101)), seen(2, 5.0));
+    }
+
+    #[test]
+    fn the_time_of_a_raised_limit_adds_up_and_its_start_is_told_once() {
+        let began = Instant::now();
+        let at = |seconds| began + Duration::from_secs(seconds);
+        let mut fixed = Fixed::default();
+        assert!(!fixed.note(5, 0, at(0)) && fixed.note(9, 4, at(1)) && !fixed.note(7, 2, at(3)));
+        assert!(!fixed.note(3, 0, at(4)) && !fixed.note(3, 1, at(10)));
+        let seen = Immovable {
+            bytes: 3,
+            bytes_peak: 9,
+            limit_raised_bytes_peak: 4,
+            limit_raised_seconds: 4.0,
+        };
+        assert_eq!(fixed.until(at(11)), seen);
     }
 
     #[test]

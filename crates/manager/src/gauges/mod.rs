@@ -7,16 +7,17 @@ pub(crate) mod page_ins;
 pub(crate) mod scale;
 pub(crate) mod unserved;
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use undercroft_base::{Bytes, Nanos, SpaceId, VirtRange};
+use undercroft_engine::{BooksView, Ledger};
 use undercroft_qos::LatencyBound;
 
 use self::knobs::Knobs;
 use self::latency::{Breakdown, FaultLatency};
-use self::limit::{Exceeded, Paused};
+use self::limit::{Exceeded, Fixed, Paused};
 use self::page_ins::PageIns;
 use self::scale::{Longest, Shortages};
 use self::unserved::Unserved;
@@ -28,15 +29,16 @@ pub(crate) struct Gauges {
     /// The page-ins, from when the run has a latency bound.
     pub page_ins: OnceLock<Box<PageIns>>,
     pub unserved: Unserved,
-    /// What latency control decided last.
+    /// The last decision of latency control.
     pub knobs: Knobs,
     /// Bytes of DRAM that the user asks to keep to.
     memory_max: AtomicU64,
-    /// A user has paused the run.
-    paused: AtomicBool,
+    /// Why no page leaves: the reasons of [`Hold`], one bit each.
+    held: AtomicU8,
     pub pauses: Mutex<Paused>,
     pub breakdown: Breakdown,
     pub exceeded: Mutex<Exceeded>,
+    pub fixed: Mutex<Fixed>,
     pub eviction: EvictionCost,
     pub scans: Scans,
     pub shortages: Shortages,
@@ -50,6 +52,17 @@ pub(crate) struct Gauges {
     pub strays_peak: AtomicU64,
     /// Mappings of one process above which the user is warned: 80 % of what the kernel allows.
     mappings_warn: u64,
+}
+
+/// Why a run is paused.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Hold {
+    /// A user wants it (`undercroft set PID paused=yes`).
+    User = 1,
+    /// The kernel swaps, and would lose pages that are moved out meanwhile.
+    Swap = 2,
+    /// A process dumps core, and its pages are to be there.
+    Core = 4,
 }
 
 /// Totals of the evictor's work.
@@ -80,12 +93,32 @@ pub(crate) struct Scans {
     pub metadata: AtomicU64,
 }
 
+/// Memory in use at a moment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MemoryNow {
+    pub dram: Bytes,
+    /// The part of it that cannot leave.
+    pub immovable: Bytes,
+    /// By how much the limit is raised for that.
+    pub raised: Bytes,
+}
+
+impl MemoryNow {
+    pub(crate) fn of<L: Ledger>(books: BooksView<'_, L>) -> MemoryNow {
+        MemoryNow {
+            dram: books.dram_used(),
+            immovable: books.immovable(),
+            raised: books.raised(),
+        }
+    }
+}
+
 impl Gauges {
     /// * `memory_max`: what the user asks for at the start.
     pub(crate) fn new(bound: Option<LatencyBound>, memory_max: Bytes) -> Gauges {
         Gauges {
             memory_max: AtomicU64::new(memory_max.0),
-            paused: AtomicBool::new(false),
+            held: AtomicU8::new(0),
             pauses: Mutex::default(),
             fault_latency: Mutex::new(FaultLatency::new()),
             page_ins: bound.map_or_else(OnceLock::new, |bound| PageIns::boxed(bound).into()),
@@ -93,6 +126,7 @@ impl Gauges {
             knobs: Knobs::default(),
             breakdown: Breakdown::default(),
             exceeded: Mutex::default(),
+            fixed: Mutex::default(),
             eviction: EvictionCost::default(),
             scans: Scans::default(),
             shortages: Shortages::default(),
@@ -126,12 +160,20 @@ impl Gauges {
 
     /// True while nothing may be evicted or moved between tiers.
     pub(crate) fn is_paused(&self) -> bool {
-        self.paused.load(Ordering::Relaxed)
+        self.held.load(Ordering::Relaxed) != 0
     }
 
-    /// Pauses the run, or ends the pause. False if that changes nothing.
-    pub(crate) fn pause(&self, paused: bool) -> bool {
-        let changes = self.paused.swap(paused, Ordering::Relaxed) != paused;
+    /// Pauses the run for a reason, or takes the reason back: the run goes on if there is no other.
+    /// False if nothing of that changes the run.
+    pub(crate) fn pause(&self, why: Hold, paused: bool) -> bool {
+        let bit = why as u8;
+        let before = if paused {
+            self.held.fetch_or(bit, Ordering::Relaxed)
+        } else {
+            self.held.fetch_and(!bit, Ordering::Relaxed)
+        };
+        let others = before & !bit != 0;
+        let changes = !others && (before != 0) != paused;
         if changes {
             lock(&self.pauses).note(paused, Instant::now());
         }
@@ -147,10 +189,24 @@ impl Gauges {
         });
     }
 
-    /// Notes the memory in use. Called by the control thread at each check, and by the evictor.
-    pub(crate) fn note_memory(&self, dram: Bytes) {
-        let over = dram.0.saturating_sub(self.limit_now().0);
-        lock(&self.exceeded).note(over, Instant::now());
+    /// Notes the memory in use, and what of it cannot leave. Called by the control thread at each
+    /// check, and by the evictor. Says once that the limit is raised for it.
+    pub(crate) fn note_memory(&self, now: MemoryNow) {
+        let limit = self.limit_now().0;
+        let over = now
+            .dram
+            .0
+            .saturating_sub(limit.saturating_add(now.raised.0));
+        let at = Instant::now();
+        lock(&self.exceeded).note(over, at);
+        if lock(&self.fixed).note(now.immovable.0, now.raised.0, at) {
+            crate::log::warn(&format!(
+                "{} cannot leave memory: the program may not write there, or has locked it. The \
+                 limit of {} is passed by as much as the rest needs",
+                now.immovable,
+                Bytes(limit)
+            ));
+        }
     }
 
     /// Notes the mappings of a process, and warns once if they come near the kernel's limit.
@@ -195,12 +251,26 @@ mod tests {
         assert_eq!(gauges.mappings_peak.load(Ordering::Relaxed), allowed);
     }
 
-    /// One process jumps over the threshold between two looks.
+    /// A process jumps over the threshold between two looks.
     #[test]
     fn mappings_that_jump_over_the_threshold_warn_too() {
         let gauges = Gauges::new(None, Bytes(u64::MAX));
         let allowed = undercroft_sys::procfs::mappings_max();
         assert_eq!(gauges.mappings_warning(7, 100), None);
         assert!(gauges.mappings_warning(7, allowed).is_some());
+    }
+
+    #[test]
+    fn a_run_is_paused_until_the_last_reason_is_gone() {
+        let gauges = Gauges::new(None, Bytes(1 << 20));
+        assert!(gauges.pause(Hold::User, true) && gauges.is_paused());
+        assert!(!gauges.pause(Hold::User, true));
+        assert!(!gauges.pause(Hold::Swap, true));
+        assert!(!gauges.pause(Hold::User, false) && gauges.is_paused());
+        assert_eq!(gauges.limit_now(), Bytes(u64::MAX));
+        assert!(gauges.pause(Hold::Swap, false) && !gauges.is_paused());
+        assert!(!gauges.pause(Hold::Swap, false));
+        assert_eq!(gauges.limit_now(), Bytes(1 << 20));
+        assert_eq!(lock(&gauges.pauses).until(Instant::now()).count, 1);
     }
 }

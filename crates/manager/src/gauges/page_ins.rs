@@ -23,7 +23,7 @@ pub(crate) struct PageIns {
     limit_ns: AtomicU64,
     /// All of them.
     pub all: Counts,
-    /// Those from a device.
+    /// Page-ins from a device.
     pub device: Counts,
     over: AtomicU64,
 }

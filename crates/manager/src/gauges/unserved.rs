@@ -23,12 +23,12 @@ const TIME: u64 = (1 << TIME_BITS) - 1;
 pub(crate) struct Unserved {
     /// Bit i: a thread waits in place i.
     taken: AtomicU64,
-    places: [Place; PLACES],
+    places: [Waiter; PLACES],
 }
 
 /// A thread that waits.
 #[derive(Default)]
-struct Place {
+struct Waiter {
     thread_and_time: AtomicU64,
     space: AtomicU32,
     page: AtomicU64,
@@ -38,7 +38,7 @@ impl Default for Unserved {
     fn default() -> Unserved {
         Unserved {
             taken: AtomicU64::new(0),
-            places: std::array::from_fn(|_| Place::default()),
+            places: std::array::from_fn(|_| Waiter::default()),
         }
     }
 }
@@ -95,7 +95,7 @@ impl Unserved {
     }
 }
 
-impl Place {
+impl Waiter {
     fn is_of(&self, space: SpaceId, range: VirtRange) -> bool {
         let page = VirtPage(self.page.load(Ordering::Relaxed));
         self.space.load(Ordering::Relaxed) == space.0 && range.contains(page)
@@ -160,7 +160,7 @@ mod tests {
         assert_eq!(of.answered(&fault(70, 9), true, at(1000)), Nanos(0));
     }
 
-    /// It was woken by another way than those that are noted.
+    /// The thread was woken by another way than those that are noted.
     #[test]
     fn a_thread_that_faults_elsewhere_no_longer_waits() {
         let of = Unserved::default();

@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use undercroft_base::{Fetched, Inbox, LoadError, Loaded, Nanos, PAGE_BYTES, page_checksum};
+use undercroft_base::{
+    BASE_PAGE_BYTES, Fetched, Inbox, LoadError, Loaded, Nanos, PageKey, PageSize,
+};
 use undercroft_engine::DemoteItem;
 use undercroft_engine::limits::DEMOTE_PAGES_MAX;
 use undercroft_sys::ring::PageRing;
@@ -17,7 +19,7 @@ use undercroft_tier::mailbox::Mailbox;
 use crate::books::metered::MeteredTier;
 
 /// Reads in flight. A page-in waits for this many at most.
-const READS_AT_ONCE: usize = 2;
+pub(crate) const READS_AT_ONCE: usize = 2;
 
 /// Fetches in flight.
 const FETCHES_AT_ONCE: usize = 32;
@@ -36,12 +38,12 @@ const PAUSE: Duration = Duration::from_micros(200);
 // A token has 16 bits for the first page of a read, and 16 for how many.
 const _: () = assert!(DEMOTE_PAGES_MAX <= 0xffff && READ_PAGES <= 0xffff);
 
-/// What is known of one copy.
+/// State of one copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// It is not there.
+    /// The copy is not there.
     Gone,
-    /// It was read twice and does not verify. It stays where it is.
+    /// The copy was read twice and does not verify. It stays where it is.
     Bad,
     /// Its bytes must have this checksum.
     Reading { sum: u64, again: bool },
@@ -51,17 +53,17 @@ enum State {
 
 /// Pages that follow each other, here and on the device.
 #[derive(Clone, Copy, Debug)]
-struct Run {
+struct ReadRun {
     fd: RawFd,
     offset: u64,
     first: usize,
     count: usize,
 }
 
-impl Run {
+impl ReadRun {
     fn goes_on(&self, fd: RawFd, offset: u64, at: usize) -> bool {
         self.fd == fd
-            && self.offset + (self.count * PAGE_BYTES) as u64 == offset
+            && self.offset + (self.count * BASE_PAGE_BYTES) as u64 == offset
             && self.first + self.count == at
             && self.count < READ_PAGES
     }
@@ -69,6 +71,8 @@ impl Run {
 
 /// Buffers for [`DEMOTE_PAGES_MAX`] copies, and the ring that fills them.
 pub(super) struct Copies {
+    /// Of the run.
+    key: PageKey,
     ring: PageRing,
     states: Vec<State>,
     reaped: Vec<(u64, Result<usize, i32>)>,
@@ -78,9 +82,10 @@ pub(super) struct Copies {
 }
 
 impl Copies {
-    pub(super) fn new() -> std::io::Result<Copies> {
+    pub(super) fn new(key: &PageKey) -> std::io::Result<Copies> {
         Ok(Copies {
-            ring: PageRing::new(READS_AT_ONCE as u32, DEMOTE_PAGES_MAX)?,
+            key: key.clone(),
+            ring: PageRing::new(READS_AT_ONCE as u32, DEMOTE_PAGES_MAX, PageSize::Base)?,
             states: Vec::with_capacity(DEMOTE_PAGES_MAX),
             reaped: Vec::with_capacity(READS_AT_ONCE),
             to_retry: Vec::new(),
@@ -96,7 +101,7 @@ impl Copies {
     pub(super) fn read(&mut self, from: &MeteredTier, items: &[DemoteItem]) {
         assert!(items.len() <= DEMOTE_PAGES_MAX, "more copies than buffers");
         self.states.clear();
-        let mut run: Option<Run> = None;
+        let mut run: Option<ReadRun> = None;
         for (at, item) in items.iter().enumerate() {
             self.states.push(State::Gone);
             let Some((fd, offset)) = self.begin(from, at, item, false) else {
@@ -105,7 +110,7 @@ impl Copies {
             match &mut run {
                 Some(run) if run.goes_on(fd, offset, at) => run.count += 1,
                 _ => {
-                    let next = Run {
+                    let next = ReadRun {
                         fd,
                         offset,
                         first: at,
@@ -123,7 +128,7 @@ impl Copies {
         self.complete_all(items);
         for at in std::mem::take(&mut self.to_retry) {
             if let Some((fd, offset)) = self.begin(from, at, &items[at], true) {
-                let run = Run {
+                let run = ReadRun {
                     fd,
                     offset,
                     first: at,
@@ -186,14 +191,14 @@ impl Copies {
         from.tier.fetch(item.slot, item.stamp, token, &inbox);
     }
 
-    fn start(&mut self, from: &MeteredTier, items: &[DemoteItem], run: Run) {
+    fn start(&mut self, from: &MeteredTier, items: &[DemoteItem], run: ReadRun) {
         pause_for_page_ins(from);
         while self.ring.in_flight() >= READS_AT_ONCE {
             self.complete(items);
         }
         let (first, end) = (run.first, run.first + run.count);
         let token = (run.first as u64) << 16 | run.count as u64;
-        let bytes = (run.count * PAGE_BYTES) as u64;
+        let bytes = self.ring.arena().bytes(run.count) as u64;
         let started = match from.tier.reading(run.offset, bytes) {
             Nanos(0) => self.ring.read(run.fd, run.offset, first, end, token),
             Nanos(ns) => {
@@ -251,7 +256,7 @@ impl Copies {
         self.ring.reap(|token, result| reaped.push((token, result)));
         for (token, result) in &reaped {
             let (first, count) = ((token >> 16) as usize, (token & 0xffff) as usize);
-            let got = result.unwrap_or(0) / PAGE_BYTES;
+            let got = result.unwrap_or(0) / self.ring.arena().bytes(1);
             for (at, item) in items.iter().enumerate().skip(first).take(count) {
                 self.read_done(at, item, at - first < got);
             }
@@ -265,7 +270,7 @@ impl Copies {
             return;
         };
         let page = self.ring.arena().pages(at, at + 1);
-        let verified = page.is_some_and(|page| page_checksum(page, item.stamp) == sum);
+        let verified = page.is_some_and(|page| self.key.checksum(page, item.stamp) == sum);
         self.states[at] = if whole && verified {
             State::Ready(sum)
         } else {
@@ -289,9 +294,9 @@ pub(super) fn pause_for_page_ins(tier: &MeteredTier) {
 mod tests {
     use std::io::{Seek, SeekFrom, Write};
 
-    use undercroft_base::{Bytes, PageNo, Stamp, Store, StoreError, Tier, TierId, TierKind};
+    use undercroft_base::{Bytes, PageNo, Stamp, Store, StoreError, Tier, TierId};
     use undercroft_model::content::Content;
-    use undercroft_model::tier::FakeTier;
+    use undercroft_model::tier::{CLUSTER, FakeTier};
     use undercroft_sys::mapping::SharedMemory;
     use undercroft_tier::file::{Backing, FileTier};
 
@@ -301,7 +306,9 @@ mod tests {
     const PAGES: usize = 100;
 
     fn page(no: usize) -> Vec<u8> {
-        (0..PAGE_BYTES).map(|at| (at / 64 + no) as u8).collect()
+        (0..BASE_PAGE_BYTES)
+            .map(|at| (at / 64 + no) as u8)
+            .collect()
     }
 
     /// Stores pages.
@@ -311,7 +318,7 @@ mod tests {
             let mut batch = [Store {
                 page: bytes.as_ref(),
                 stamp: STAMP,
-                checksum: page_checksum(bytes.as_ref(), STAMP),
+                checksum: PageKey::KNOWN.checksum(bytes.as_ref(), STAMP),
                 result: Err(StoreError::Full),
             }];
             tier.store(&mut batch);
@@ -330,9 +337,9 @@ mod tests {
     fn file(folder: &std::path::Path, waiting: usize) -> (MeteredTier, Vec<DemoteItem>) {
         let path = folder.join("tier");
         let backing = Backing::open(&path, Some(Bytes(8 << 20))).expect("a file");
-        let table = FileTier::table_bytes(backing.bytes());
+        let table = FileTier::table_bytes(&backing);
         let memory = SharedMemory::create("uc-test-table", table).expect("a memfd");
-        let tier = FileTier::new(backing, memory).expect("an empty tier");
+        let tier = FileTier::new(backing, memory, &PageKey::KNOWN).expect("an empty tier");
         let tier = tier.write_behind(waiting);
         let items = stored(&tier, page);
         (MeteredTier::new(Box::new(tier), None), items)
@@ -358,7 +365,7 @@ mod tests {
         items.swap(3, 70);
         damage(&tier, &items[10]);
         tier.tier.free(&[items[20].slot]);
-        let mut copies = Copies::new().expect("a ring");
+        let mut copies = Copies::new(&PageKey::KNOWN).expect("a ring");
         for _ in 0..3 {
             copies.read(&tier, &items);
             for (at, item) in items.iter().enumerate() {
@@ -367,7 +374,7 @@ mod tests {
                     None => assert!([10, 20].contains(&at), "copy {at} is not there"),
                     Some((bytes, sum)) => {
                         assert_eq!(bytes, expected, "copy {at}");
-                        assert_eq!(sum, page_checksum(bytes, STAMP));
+                        assert_eq!(sum, PageKey::KNOWN.checksum(bytes, STAMP));
                         assert!(![10, 20].contains(&at), "copy {at} is there");
                     }
                 }
@@ -381,10 +388,10 @@ mod tests {
     fn copies_that_wait_to_be_written_are_not_read() {
         let folder = tempfile::tempdir_in("/var/tmp").expect("a scratch folder");
         let (tier, items) = file(folder.path(), 256);
-        let mut first = vec![0; PAGE_BYTES];
+        let mut first = vec![0; BASE_PAGE_BYTES];
         let loaded = tier.tier.load(items[0].slot, STAMP, &mut first);
         assert_eq!(loaded, Ok(Loaded::Done), "it waits");
-        let mut copies = Copies::new().expect("a ring");
+        let mut copies = Copies::new(&PageKey::KNOWN).expect("a ring");
         copies.read(&tier, &items);
         for (at, item) in items.iter().enumerate() {
             let (bytes, _) = copies.get(at).expect("a copy");
@@ -396,11 +403,11 @@ mod tests {
     #[test]
     fn copies_on_another_machine_are_fetched() {
         let capacity = Bytes(8 << 20);
-        let tier = FakeTier::new("elsewhere", TierKind::Remote, capacity, 1);
+        let tier = FakeTier::new("elsewhere", &CLUSTER, capacity, 1);
         let items = stored(&tier, |no| Content::numbered(no as u64 + 1).bytes());
         tier.free(&[items[20].slot]);
         let tier = MeteredTier::new(Box::new(tier), None);
-        let mut copies = Copies::new().expect("a ring");
+        let mut copies = Copies::new(&PageKey::KNOWN).expect("a ring");
         for _ in 0..3 {
             copies.read(&tier, &items);
             for (at, item) in items.iter().enumerate() {
@@ -417,7 +424,7 @@ mod tests {
         let folder = tempfile::tempdir_in("/var/tmp").expect("a scratch folder");
         let (tier, items) = file(folder.path(), 0);
         tier.page_ins.store(1, Ordering::Relaxed);
-        let mut copies = Copies::new().expect("a ring");
+        let mut copies = Copies::new(&PageKey::KNOWN).expect("a ring");
         let begun = Instant::now();
         copies.read(&tier, &items[..1]);
         assert!(begun.elapsed() >= PAUSE_MAX, "{:?}", begun.elapsed());

@@ -1,38 +1,39 @@
 //! Moves pages between tiers in the background (`uc-migrate`): out of devices, whose copies have to
-//! be read first, groups up and down, and all pages of a tier that is drained. No fault and no
-//! eviction waits for it.
+//! be read first, groups up and down, and all pages of a tier that is drained. Pages that lie
+//! scattered in a file move together (`gather.rs`). No fault and no eviction waits for it.
 //!
 //! A move is: select (the engine) -> read (`copies.rs`) -> store below -> publish (the engine). The
 //! page stays loadable at its old place until it is published. If it comes back or is dropped
 //! meanwhile, the new copy is freed.
+//!
+//! At most 32 MiB a second move, 128 for a drain, and none while a page-in waits for the same
+//! device. A drain asks no policy. What the engine checks before it publishes is the same for the
+//! evictor's moves: the page is still stored there, with the same stamp. Bytes read from a device
+//! are verified first.
 
 mod copies;
+mod gather;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::{Builder, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use undercroft_base::{Nanos, PAGE_BYTES, PageCount, PageNo, Store, StoreError, TierId};
+use undercroft_base::{Nanos, PageCount, PageNo, Store, StoreError, TierId};
 use undercroft_engine::limits::DEMOTE_PAGES_MAX;
+use undercroft_engine::reclaim::{DRAINS_A_SECOND, GROUPS_ASKED, MOVES_NAP, Pace};
 use undercroft_engine::{DemoteItem, Mover};
 use undercroft_policy::place::{LatencyClass, TIERS_MAX, TierState};
 use undercroft_sys::process;
 
+pub(crate) use self::copies::READS_AT_ONCE;
 use self::copies::{Copies, pause_for_page_ins};
+use self::gather::Gather;
 use crate::books::metered::MeteredTier;
-use crate::gauges::knobs::Goes;
 use crate::space::shared::Shared;
 
-/// Bytes a second that are read, and written again, while the user has a tier emptied. Otherwise
-/// it is as much as the run may (`Rights::moves`), so that the device is mostly free for faults.
-const DRAIN_BYTES_A_SECOND: u64 = 128 << 20;
-
-/// Time between two looks while nothing is to move.
-const NAP: Duration = Duration::from_millis(50);
-
-/// Groups that are asked for before a nap, while none has pages to move.
-const GROUPS_ASKED: usize = 256;
+/// Time between two looks where only gathering is its work, and while nothing is to gather.
+const SELDOM: Nanos = Nanos(1_000_000_000);
 
 /// Pages that are stored at a time: a page-in waits for the write that it meets.
 const STORE_PAGES: usize = 64;
@@ -47,12 +48,14 @@ pub(crate) struct Migrator {
     items: Vec<DemoteItem>,
     group: Vec<PageNo>,
     copies: Copies,
+    gather: Gather,
+    pace: Pace,
     /// The tier that is drained, and where that goes on.
     drained: Option<TierId>,
     drained_to: PageNo,
-    /// It moved a page in this round over the ledger.
+    /// The drain moved a page in this round over the ledger.
     drain_helps: bool,
-    /// It could not move a page in this round.
+    /// The drain could not move a page in this round.
     drain_fails: bool,
     /// Pages of this round that could not be read.
     drain_unreadable: u64,
@@ -87,40 +90,51 @@ impl Migrator {
             drain_fails: false,
             drain_unreadable: 0,
             unreadable: 0,
+            copies: Copies::new(&shared.books.key)?,
             shared,
             states: Vec::with_capacity(TIERS_MAX),
             items: Vec::with_capacity(DEMOTE_PAGES_MAX),
             group: Vec::with_capacity(DEMOTE_PAGES_MAX),
-            copies: Copies::new()?,
+            gather: Gather::default(),
+            pace: Pace::new(Nanos(0)),
         })
     }
 
     /// Works until the run ends.
     fn run(mut self) {
-        self.shared.placement.set_migrator(process::thread_id());
+        self.shared.cpu_plan.set_migrator(process::thread_id());
         while !self.shared.signals.stopped() {
             if self.shared.gauges.is_paused() {
-                std::thread::sleep(NAP);
+                std::thread::sleep(Duration::from_nanos(MOVES_NAP.0));
                 continue;
             }
-            let begun = Instant::now();
+            self.shared.cpu_plan.follow();
+            let begun = self.shared.now();
             self.items.clear();
             self.shared.books.remove_drained();
             let drain = self.shared.books.to_drain();
-            let (mut moved, mut rate) = (0, DRAIN_BYTES_A_SECOND);
+            let (mut moved, mut rate) = (0, DRAINS_A_SECOND);
             if let Some(tier) = drain {
                 moved = self.drain_some(tier);
             }
             if moved == 0 {
                 self.items.clear();
-                (moved, rate) = (self.move_next(), self.shared.options.rights.moves.0);
+                (moved, rate) = (self.move_next(), self.shared.options.rights.moves);
             }
-            let bytes = (self.items.len() * PAGE_BYTES) as f64;
-            let least = match moved {
-                0 => NAP,
-                _ => Duration::from_secs_f64(bytes / rate as f64),
-            };
-            std::thread::sleep(least.saturating_sub(begun.elapsed()));
+            if moved == 0 && drain.is_none() {
+                self.items.clear();
+                moved = self.gather_some();
+            }
+            let bytes = PageCount(self.items.len() as u64).bytes();
+            match moved {
+                0 if drain.is_none() && !Migrator::is_needed(&self.shared) => {
+                    self.pace.rests(begun, SELDOM);
+                }
+                0 => self.pace.rests(begun, MOVES_NAP),
+                _ => self.pace.moved(begun, bytes, rate),
+            }
+            let rest = self.pace.next().since(self.shared.now());
+            std::thread::sleep(Duration::from_nanos(rest.0));
         }
     }
 
@@ -207,33 +221,19 @@ impl Migrator {
 
     /// Moves the next group that has pages to move. Returns how many.
     fn move_group(&mut self) -> usize {
-        let spares = self.spares_buffer();
         for _ in 0..GROUPS_ASKED {
-            let now = Nanos(self.shared.elapsed().as_nanos() as u64);
+            let now = self.shared.now();
             let asked = {
                 let mut engine = self.shared.books.engine();
                 let mut migrations = engine.migrations();
-                let Some(asked) = migrations.group_wanted(now, &mut self.group) else {
-                    return 0;
-                };
-                if !(spares && migrations.is_above(asked.to, asked.from)) {
-                    migrations.select_group(asked.from, &self.group, &mut self.items);
-                }
-                asked
+                migrations.next_group(now, &mut self.group, &mut self.items)
             };
+            let Some(asked) = asked else { return 0 };
             if !self.items.is_empty() {
                 return self.move_from(asked.from, asked.to);
             }
         }
         0
-    }
-
-    /// Whether latency control keeps the client out of the buffer: then nothing moves up.
-    fn spares_buffer(&self) -> bool {
-        let turned = self.shared.gauges.knobs.get();
-        let mut first = self.shared.books.tiers.ranked().map(MeteredTier::latency);
-        turned.is_some_and(|turned| turned.goes == Goes::ToDevice)
-            && first.next().is_some_and(LatencyClass::is_spared)
     }
 
     /// As [`Migrator::carry_out`], and counts the pages that could not be read.

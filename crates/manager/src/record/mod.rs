@@ -20,10 +20,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use undercroft_base::{PAGE_BYTES, SpaceId, ThreadId, VirtPage};
+use undercroft_base::{BASE_PAGE_BYTES, SpaceId, ThreadId, VirtPage};
 use undercroft_engine::{BookEvent, Fault, Journal, PageEvent};
-use undercroft_trace::{FRAME_LEFT, FRAME_OWNED, PASSED_OVER, TAKEN_BACK};
 use undercroft_trace::{Header, Movement, TimeUnit, TraceWriter, WriteError};
+use undercroft_trace::{PASSED_OVER, TAKEN_BACK};
 
 use crate::sync::lock;
 
@@ -87,15 +87,15 @@ fn reason(why: &WriteError) -> String {
     }
 }
 
-/// What happened to pages from `Seen::page` on.
+/// Event of the pages from `Seen::page` on.
 #[derive(Clone, Copy, Debug)]
 enum What {
     /// A fault brought it in.
     Fault { write: bool, thread: ThreadId },
     /// This many pages moved. The number is what the trace has in the thread's place.
     Moved(Movement, u16, u64),
-    /// The page was chosen to leave, in the batch of this number.
-    Left(Movement, u16),
+    /// The page was chosen to leave.
+    Left,
     /// The program dropped this many pages. The trace gets those that it knows.
     Dropped(u64),
     /// This many pages moved to another address.
@@ -104,8 +104,6 @@ enum What {
     Forked { parent: SpaceId },
     /// The address space is gone.
     Ended,
-    /// About no page: the policy named fewer pages than a whole batch.
-    FellShort,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -129,8 +127,6 @@ struct Inbox {
     queue: Mutex<Queue>,
     wake: Condvar,
     dropped: AtomicU64,
-    /// Batches of evictions so far.
-    batches: AtomicU64,
     started: Instant,
 }
 
@@ -170,7 +166,7 @@ impl Record {
         accesses: bool,
     ) -> Result<Record, WriteError> {
         let header = Header {
-            granularity: PAGE_BYTES.trailing_zeros() as u8,
+            granularity: BASE_PAGE_BYTES.trailing_zeros() as u8,
             time_unit: TimeUnit::Nanoseconds,
             filtered: false,
             synthetic: false,
@@ -178,7 +174,6 @@ impl Record {
             movements: true,
             accesses,
             locks: true,
-            batch_details: true,
             forks: true,
             command: command.to_vec(),
             clients: (0..CLIENTS).map(|at| format!("space {at}")).collect(),
@@ -191,7 +186,6 @@ impl Record {
             }),
             wake: Condvar::new(),
             dropped: AtomicU64::new(0),
-            batches: AtomicU64::new(0),
             started: Instant::now(),
         });
         let out = Out::new(inbox.clone(), path, TraceWriter::new(output, header)?);
@@ -212,22 +206,13 @@ impl Record {
                 self.push(fault.space, fault.page, What::Fault { write, thread });
             }
             BookEvent::Waits(fault) => self.waits(fault),
-            BookEvent::BatchBegan => {
-                self.inbox.batches.fetch_add(1, Ordering::Relaxed);
-                lock(&self.inbox.queue).waiting.clear();
-            }
-            BookEvent::FellShort => self.fell_short(),
+            BookEvent::BatchBegan => lock(&self.inbox.queue).waiting.clear(),
             BookEvent::Page(space, page, PageEvent::Chosen) => {
-                self.push(space, page, What::Left(Movement::Evicted, self.batch()));
-            }
-            BookEvent::Page(space, page, PageEvent::Named) => {
-                self.push(space, page, What::Left(Movement::Named, self.batch()));
+                self.push(space, page, What::Left);
             }
             BookEvent::Page(space, page, PageEvent::PutBack) => self.put_back(space, page),
             BookEvent::Page(space, page, what) => {
                 let why = match what {
-                    PageEvent::FrameOwned => FRAME_OWNED,
-                    PageEvent::FrameLeft => FRAME_LEFT,
                     PageEvent::Kept => PASSED_OVER,
                     PageEvent::TakenBack => TAKEN_BACK,
                     _ => 0,
@@ -252,11 +237,6 @@ impl Record {
         }
     }
 
-    /// The number of the batch in flight. It wraps.
-    fn batch(&self) -> u16 {
-        self.inbox.batches.load(Ordering::Relaxed) as u16
-    }
-
     /// Queues a movement of pages without a reference. Movements of consecutive pages are one
     /// entry, because a discovery and a scan report very many. Uses are dropped first.
     fn moved(&self, space: SpaceId, page: VirtPage, what: (Movement, u16), pages: u64) {
@@ -279,18 +259,7 @@ impl Record {
             *count += pages;
             return;
         }
-        self.push_all(queue, space, page, &[What::Moved(movement, number, pages)]);
-    }
-
-    /// Queues a search that was cut off. Like uses, it is dropped first: searches that find nothing
-    /// may follow each other.
-    fn fell_short(&self) {
-        let queue = lock(&self.inbox.queue);
-        if queue.seen.len() >= QUEUE_MAX / 2 {
-            self.inbox.dropped.fetch_add(1, Ordering::Relaxed);
-            return;
-        }
-        self.push_all(queue, SpaceId(0), VirtPage(0), &[What::FellShort]);
+        self.push_to(queue, space, page, What::Moved(movement, number, pages));
     }
 
     /// Notes that a thread faulted on a page that is being evicted, and waits. [`Record::put_back`]
@@ -309,51 +278,40 @@ impl Record {
         let mut queue = lock(&self.inbox.queue);
         let waits = |waiting: &Fault| (waiting.space, waiting.page) == (space, page);
         let at = queue.waiting.iter().position(waits);
-        match at.map(|at| queue.waiting.swap_remove(at)) {
-            Some(Fault { write, thread, .. }) => {
-                let recalled = What::Moved(Movement::Recalled, 0, 1);
-                self.push_all(
-                    queue,
-                    space,
-                    page,
-                    &[recalled, What::Fault { write, thread }],
-                );
-            }
-            None => {
-                let returned = What::Moved(Movement::Returned, 0, 1);
-                self.push_all(queue, space, page, &[returned]);
-            }
-        }
+        let what = match at.map(|at| queue.waiting.swap_remove(at)) {
+            Some(Fault { write, thread, .. }) => What::Fault { write, thread },
+            None => What::Moved(Movement::Returned, 0, 1),
+        };
+        self.push_to(queue, space, page, what);
     }
 
     fn push(&self, space: SpaceId, page: VirtPage, what: What) {
-        self.push_all(lock(&self.inbox.queue), space, page, &[what]);
+        self.push_to(lock(&self.inbox.queue), space, page, what);
     }
 
-    /// Queues entries that stay together.
-    fn push_all(
+    /// As [`Record::push`], to a queue that is locked already.
+    fn push_to(
         &self,
         mut queue: MutexGuard<'_, Queue>,
         space: SpaceId,
         page: VirtPage,
-        all: &[What],
+        what: What,
     ) {
         let before = queue.seen.len();
-        let lives = matches!(all, [What::Forked { .. } | What::Ended]);
+        let lives = matches!(what, What::Forked { .. } | What::Ended);
         let most = QUEUE_MAX + if lives { QUEUE_SPARE } else { 0 };
-        if before + all.len() > most {
-            let count = all.len() as u64;
-            self.inbox.dropped.fetch_add(count, Ordering::Relaxed);
+        if before >= most {
+            self.inbox.dropped.fetch_add(1, Ordering::Relaxed);
             return;
         }
         // Inside the lock, so that time never goes back.
         let time = self.inbox.started.elapsed().as_nanos() as u64;
-        queue.seen.extend(all.iter().map(|&what| Seen {
+        queue.seen.push(Seen {
             time,
             space,
             page,
             what,
-        }));
+        });
         let full = before < QUEUE_FULL && queue.seen.len() >= QUEUE_FULL;
         drop(queue);
         if full {
@@ -387,11 +345,10 @@ fn movement(what: PageEvent) -> Movement {
     match what {
         PageEvent::CameAlong => Movement::Ahead,
         PageEvent::Chosen => Movement::Evicted,
-        PageEvent::Named => Movement::Named,
         PageEvent::Stayed | PageEvent::PutBack => Movement::Returned,
         PageEvent::Kept | PageEvent::TakenBack => Movement::Locked,
         PageEvent::LeftClean => Movement::Clean,
-        PageEvent::Found | PageEvent::FrameOwned | PageEvent::FrameLeft => Movement::Found,
+        PageEvent::Found => Movement::Found,
         PageEvent::FoundShared => Movement::Shared,
         PageEvent::Used => Movement::Accessed,
     }
@@ -606,19 +563,8 @@ mod tests {
             record.fault(space, VirtPage(3), true, ThreadId(5));
         });
         let returned = Kind::Movement(Movement::Returned);
-        let recalled = Kind::Movement(Movement::Recalled);
-        let expected = [(1, recalled), (1, WRITE), (2, returned), (3, WRITE)];
+        let expected = [(1, WRITE), (2, returned), (3, WRITE)];
         assert_eq!(found[3..], expected);
-    }
-
-    #[test]
-    fn a_search_that_was_cut_off_is_told_once_the_trace_has_a_space() {
-        let found = recorded(|record| {
-            record.note(BookEvent::FellShort);
-            record.fault(SpaceId(7), VirtPage(5), true, ThreadId(1));
-            record.note(BookEvent::FellShort);
-        });
-        assert_eq!(found, [(5, WRITE), (0, Kind::Movement(Movement::Locked))]);
     }
 
     #[test]

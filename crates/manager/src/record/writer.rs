@@ -9,7 +9,7 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
 use undercroft_base::{SpaceId, ThreadId, VirtPage};
-use undercroft_trace::{Access, Event, FELL_SHORT, Kind, Movement, TraceWriter, WriteError};
+use undercroft_trace::{Access, Event, Kind, Movement, TraceWriter, WriteError};
 
 use super::known::Known;
 use super::{CLIENTS, Inbox, NAP, QUEUE_FULL, QUEUE_MAX, QUEUE_SPARE, RecordError, Seen, What};
@@ -140,9 +140,7 @@ impl<W: Write> Out<W> {
             What::Dropped(_) | What::Remapped(..) | What::Ended => {
                 self.spaces.get(&seen.space).copied()
             }
-            // It belongs to no address space: the first one of the trace stands in.
-            What::FellShort => (!self.known.is_empty()).then_some(0),
-            What::Fault { .. } | What::Moved(..) | What::Left(..) => self.client(seen.space),
+            What::Fault { .. } | What::Moved(..) | What::Left => self.client(seen.space),
         };
         let Some(client) = client else {
             return Ok(());
@@ -162,7 +160,6 @@ impl<W: Write> Out<W> {
         let moved = Kind::Movement;
         match seen.what {
             What::Forked { .. } => Ok(()), // above
-            What::FellShort => put(first, moved(Movement::Locked), FELL_SHORT),
             What::Fault { write, thread } => {
                 // All threads beyond the last number share it.
                 let threads = self.threads.len().min(usize::from(u16::MAX)) as u16;
@@ -188,9 +185,9 @@ impl<W: Write> Out<W> {
                 }
                 Ok(())
             }
-            What::Left(movement, batch) => {
+            What::Left => {
                 known.insert(first, false);
-                put(first, moved(movement), batch)
+                put(first, moved(Movement::Evicted), 0)
             }
             What::Dropped(count) => {
                 for (page, _) in known.take(first..first + count) {

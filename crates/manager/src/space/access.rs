@@ -58,7 +58,7 @@ struct Pace {
     on_demand: bool,
 }
 
-/// What scanning on demand does next.
+/// The next step of scanning on demand.
 #[derive(Debug, PartialEq, Eq)]
 enum Next {
     Scan,
@@ -68,7 +68,7 @@ enum Next {
     Rest,
 }
 
-/// What there was since the last scan or rest.
+/// Counts since the last scan or rest.
 #[derive(Clone, Copy)]
 struct Since {
     /// Pages that left, and pages in memory now.
@@ -81,7 +81,7 @@ struct Since {
 }
 
 impl Since {
-    /// What to do now, if the last scan took `took`. The bits are worth a look when many pages have
+    /// The next step, if the last scan took `took`. The bits are worth a look when many pages have
     /// left: a policy that has gone through a part of memory needs to know what of it was used.
     /// They are worth their cost where threads wait for much longer than a scan takes.
     fn next(self, took: Duration) -> Next {
@@ -120,7 +120,7 @@ const BLOCK_BYTES: u64 = BLOCK_PAGES + size_of::<(VirtPage, Frames)>() as u64;
 /// The frames of one block's pages at the last scan: 0 = none.
 type Frames = Box<[u8; BLOCK_PAGES as usize]>;
 
-/// What the last scan saw of one address space. Blocks without resident pages are left out.
+/// Findings of the last scan in an address space. Blocks without resident pages are left out.
 #[derive(Default)]
 struct Last {
     blocks: HashMap<VirtPage, Frames>,
@@ -220,7 +220,7 @@ impl Accesses {
                 return;
             }
         }
-        let _ = process::set_affinity(0, &shared.placement.worker_cpus());
+        let _ = process::set_affinity(0, &shared.cpu_plan.worker_cpus());
         if let Ok(scanner) = AccessScanner::open() {
             Accesses::new(shared, scanner, Pace::AUTO).run();
         }
@@ -260,7 +260,7 @@ impl Accesses {
                     continue;
                 }
             }
-            let _ = process::set_affinity(0, &self.shared.placement.worker_cpus());
+            let _ = process::set_affinity(0, &self.shared.cpu_plan.worker_cpus());
             let began = Instant::now();
             let processes = self.shared.processes.all();
             let lives = |space: &SpaceId| processes.iter().any(|p| p.space == *space);
@@ -302,7 +302,7 @@ impl Accesses {
         }
     }
 
-    /// What to do now.
+    /// The next step.
     fn next(&mut self) -> Next {
         if !self.pace.on_demand {
             return Next::Scan;
@@ -326,7 +326,7 @@ impl Accesses {
         next
     }
 
-    /// One process: scan, touch, clear. False if there was nothing to scan.
+    /// Scans, touches and clears the pages of a process. False if there was nothing to scan.
     fn scan(&mut self, process: &Process, has_relatives: bool) -> bool {
         let (Some(pid), Some(identity)) = (process.pid(), process.identity.get()) else {
             return false;

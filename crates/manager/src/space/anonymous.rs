@@ -46,7 +46,7 @@ impl Space for Anonymous {
     }
 
     fn wake(&self, range: VirtRange) {
-        // Refused only if the address space is gone; then no thread waits.
+        // Refused only below `lowest`, where no thread waits.
         let _ = self.0.wake(range);
     }
 
@@ -56,5 +56,13 @@ impl Space for Anonymous {
 
     fn poison(&self, range: VirtRange) -> Result<(), Refused> {
         self.0.poison(range)
+    }
+
+    fn is_gone(&self) -> bool {
+        undercroft_sys::held::is_gone(self.0.as_fd())
+    }
+
+    fn lowest(&self) -> VirtPage {
+        self.0.lowest_page()
     }
 }

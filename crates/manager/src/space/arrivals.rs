@@ -14,6 +14,9 @@ use crate::sync::lock;
 /// cannot make mappings faster than the books take them.
 const WAITING_MAX: usize = 256;
 
+/// Mappings that are this many pages apart are joined: there is no room for many others in between.
+const NEAR: u64 = 16;
+
 /// A new mapping of a process.
 pub(crate) struct Arrival {
     pub process: Arc<Process>,
@@ -28,17 +31,18 @@ pub(crate) struct Arrivals {
 }
 
 impl Arrivals {
-    /// Adds a mapping. It is joined to a mapping that it touches: a heap grows in small steps.
+    /// Adds a mapping. It is joined to one that is near: a heap grows in small steps, and the
+    /// stacks of threads lie beside each other.
     ///
     /// Errors: too many wait; the mapping is given back.
     pub(crate) fn add(&self, new: Arrival) -> Result<(), Arrival> {
         let mut waiting = lock(&self.waiting);
-        let touches = |old: &&mut Arrival| {
+        let is_near = |old: &&mut Arrival| {
             Arc::ptr_eq(&old.process, &new.process)
-                && old.range.start <= new.range.end
-                && new.range.start <= old.range.end
+                && old.range.start <= new.range.end.plus(NEAR)
+                && new.range.start <= old.range.end.plus(NEAR)
         };
-        if let Some(old) = waiting.iter_mut().find(touches) {
+        if let Some(old) = waiting.iter_mut().rev().find(is_near) {
             let start = old.range.start.min(new.range.start);
             old.range = VirtRange::new(start, old.range.end.max(new.range.end));
             return Ok(());
@@ -67,8 +71,8 @@ mod tests {
     use undercroft_base::{SpaceId, VirtPage};
 
     use super::*;
-    use crate::legacy::Row;
     use crate::space::model::ModelMemory;
+    use undercroft_proto::legacy::Row;
 
     fn process() -> Arc<Process> {
         let memory = Arc::new(ModelMemory::new(pages(0, 1)));
@@ -93,10 +97,11 @@ mod tests {
             let process = process.clone();
             arrivals.add(Arrival { process, range }).is_ok()
         };
-        assert!(add(pages(10, 20)) && add(pages(20, 30)) && add(pages(40, 50)));
+        assert!(add(pages(10, 20)) && add(pages(20, 30)) && add(pages(47, 50)));
+        assert!(add(pages(66, 70)));
         let mut taken = std::iter::from_fn(|| arrivals.take(Duration::ZERO));
         assert_eq!(taken.next().map(|new| new.range), Some(pages(10, 30)));
-        assert_eq!(taken.next().map(|new| new.range), Some(pages(40, 50)));
+        assert_eq!(taken.next().map(|new| new.range), Some(pages(47, 70)));
         assert!(taken.next().is_none());
     }
 

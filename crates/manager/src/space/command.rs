@@ -11,12 +11,15 @@ use undercroft_sys::futex;
 use undercroft_sys::mapping::SharedMemory;
 
 use undercroft_wire::command::{self as both_sides, CommandWords, Waited, Word};
-use undercroft_wire::protocol::{CPU_WORDS, CommandPage, STAGING_PAGES};
+use undercroft_wire::protocol::{CPU_WORDS, CommandPage, QUIT, STAGING_PAGES, STAY};
 
-/// One agent's command page.
+/// Name of the memory by which an agent gets its commands. `maps` of its process show it.
+pub(crate) const COMMAND_PAGE: &str = "uc-command";
+
+/// The command page of an agent.
 pub(crate) struct Commands(SharedMemory);
 
-/// What the agent did with the pages of a command; bit i = page i.
+/// The agent's answer for the pages of a command; bit i = page i.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Done {
     pub moved: u64,
@@ -106,9 +109,37 @@ impl Commands {
         self.wake(Word::Seq, 1); // the dead manager may not have come so far
     }
 
-    /// The agent's thread id, as the process says. 0 before it starts, and once it is gone.
+    /// The agent's process id, as the program says. 0 before it starts, and once it is gone.
     pub(crate) fn agent(&self) -> u32 {
         self.load(Word::Agent, Ordering::Acquire)
+    }
+
+    /// Wakes the agent without a command: it asks whether its program is gone.
+    pub(crate) fn wake_agent(&self) {
+        self.wake(Word::Seq, 1);
+    }
+
+    /// Whether the program ends, and has had its agent end first.
+    pub(crate) fn has_quit(&self) -> bool {
+        let at = offset_of!(CommandPage, quit) / 4;
+        self.0.halves()[at].load(Ordering::Relaxed) == QUIT
+    }
+
+    /// Another process has the memory: the agent stays when the program ends.
+    pub(crate) fn stay(&self) {
+        self.change_quit(0, STAY);
+    }
+
+    /// No other process has it: the agent ends with the program.
+    pub(crate) fn stay_no_more(&self) {
+        self.change_quit(STAY, 0);
+    }
+
+    fn change_quit(&self, from: u32, to: u32) {
+        let quit = &self.0.halves()[offset_of!(CommandPage, quit) / 4];
+        if quit.load(Ordering::Relaxed) == from {
+            let _ = quit.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed);
+        }
     }
 
     fn bound_word(&self) -> &AtomicU32 {
@@ -159,18 +190,26 @@ impl Commands {
         both_sides::release(self);
     }
 
-    /// Posts a command about `pages`, one at a time; returns its number. See [`both_sides::post`]
-    /// for what must be locked.
-    pub(crate) fn post(&self, op: u32, pages: impl Iterator<Item = u64>) -> u32 {
+    /// See [`both_sides::release_all`].
+    pub(crate) fn release_all(&self) {
+        both_sides::release_all(self);
+    }
+
+    /// Posts a command about `pages`, one at a time, with the first at place `from`; returns its
+    /// number. See [`both_sides::post`] for what must be locked.
+    pub(crate) fn post(&self, op: u32, from: usize, pages: impl Iterator<Item = u64>) -> u32 {
         both_sides::post(self, || {
-            let mut count = 0;
-            for (slot, page) in self.pages().iter().zip(pages) {
+            let mut end = from;
+            for (slot, page) in self.pages()[from..].iter().zip(pages) {
                 slot.store(page, Ordering::Relaxed);
-                count += 1;
+                end += 1;
             }
-            let halves = self.0.halves();
-            halves[offset_of!(CommandPage, op) / 4].store(op, Ordering::Relaxed);
-            halves[offset_of!(CommandPage, count) / 4].store(count, Ordering::Relaxed);
+            let put = |offset: usize, value: usize| {
+                self.0.halves()[offset / 4].store(value as u32, Ordering::Relaxed);
+            };
+            put(offset_of!(CommandPage, op), op as usize);
+            put(offset_of!(CommandPage, from), from);
+            put(offset_of!(CommandPage, count), end);
         })
     }
 
@@ -220,7 +259,7 @@ impl Commands {
     /// command.
     pub(crate) fn has_strays(&self) {
         let at = offset_of!(CommandPage, strays) / 4;
-        self.0.halves()[at].store(1, Ordering::Relaxed);
+        self.0.halves()[at].fetch_or(3, Ordering::Relaxed);
     }
 
     /// True if the agent has no command. It gets none while the layout lock is held for writing.
@@ -300,7 +339,7 @@ mod tests {
         let commands = page();
         commands.word(Word::Agent).store(7, Ordering::SeqCst);
         assert!(commands.claim());
-        let seq = commands.post(1, [4096].into_iter());
+        let seq = commands.post(1, 0, [4096].into_iter());
         commands.word(Word::Busy).store(1, Ordering::SeqCst);
         let began = std::time::Instant::now();
         let patient = || began.elapsed() < Duration::from_millis(20);

@@ -1,6 +1,12 @@
 //! Corrects the books of a fork child by its own mappings, before a page of it is served or leaves.
 //! The books are a copy of the parent's.
 //!
+//! The FORK event brings the child's userfaultfd, but not its process id, and the thread that
+//! faults does not always tell it: a debugger may read the child's memory first. So the child is
+//! the process whose memory holds the number of its beacon ([`only_thread`]). If no descriptor is
+//! left to look with, the child waits. One that cannot be looked at gets SIGBUS for its missing
+//! pages. After the correction the child's pages are write-protected (`cow.rs`).
+//!
 //! A mapping that is marked `MADV_DONTFORK` is absent, one marked `MADV_WIPEONFORK` has zeros.
 //!
 //! Not followed: a move that another thread of the parent made at the moment of the fork, and that
@@ -12,16 +18,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use undercroft_base::VirtRange;
+use undercroft_proto::legacy::{Flag, Number};
 use undercroft_sys::memory::ProcessMemory;
 use undercroft_sys::procfs;
 use undercroft_sys::uffd::UffdError;
 
-use crate::gauges::scale::is_out_of_descriptors;
-use crate::legacy::{Flag, Number};
+use crate::gauges::scale::Short;
 use crate::space::process::Process;
 use crate::space::processes::Processes;
 use crate::space::shared::Shared;
-use crate::space::{cow, parts};
+use crate::space::{cow, foreign, parts};
 use crate::sync::lock;
 
 /// The books of a fork child.
@@ -33,9 +39,10 @@ pub(crate) enum ChildBooks {
     Right,
     /// An event of its own has to be read first. Ask again.
     Later,
-    /// There is no descriptor to look at it. It was counted. Ask again after a pause.
+    /// There is no descriptor, or no memory in the kernel, to look at it. It was counted. Ask again
+    /// after a pause.
     Short,
-    /// It cannot be looked at. Its missing pages must not be served.
+    /// The child cannot be looked at. Its missing pages must not be served.
     Never,
 }
 
@@ -45,46 +52,52 @@ pub(crate) enum Who {
     /// Its first fault names this thread, which may be another process's that reads the child's
     /// memory, or a number of another pid namespace.
     Faulted(u32),
-    /// It has proved that this is its only thread.
+    /// The child has proved that this is its only thread.
     Known(u32),
 }
 
 /// Corrects the books of a process, once. Its only thread waits, for an answer or a page. The
 /// caller holds no lock. Cost: reads the child's smaps, a few ms a GiB.
-///
-/// * `zeros`: any page.
-pub(crate) fn correct(shared: &Shared, process: &Process, who: Who, zeros: &[u8]) -> ChildBooks {
+pub(crate) fn correct(shared: &Shared, process: &Process, who: Who) -> ChildBooks {
     if process.is_corrected() {
         return ChildBooks::Right;
     }
     // A second thread waits for the first.
-    let _turn = lock(&process.correction);
+    let _turn = lock(&process.relatives.correction);
     if process.is_corrected() {
         return ChildBooks::Right;
     }
-    if process.unreadable.load(Ordering::Relaxed) {
+    if process.relatives.unreadable.load(Ordering::Relaxed) {
         return ChildBooks::Never;
     }
     let books = match only_thread(&shared.processes, process, who) {
         Ok(Some(tid)) => by_mappings(shared, process, tid),
-        Ok(None) => ChildBooks::Never,
-        Err(Shortage) => ChildBooks::Short,
+        Ok(None) => Ok(ChildBooks::Never),
+        Err(short) => Err(short),
     };
+    let books = books.unwrap_or_else(|short| {
+        shared.gauges.shortages.note(short);
+        // The child waits for a descriptor as long as it takes: others end.
+        if short == Short::Descriptors || process.short_looks.may_end(shared.elapsed()) {
+            ChildBooks::Short
+        } else {
+            ChildBooks::Never
+        }
+    });
     let books = match books {
         ChildBooks::Right | ChildBooks::Later => books,
-        _ if process.has_lost_its_memory(zeros) => ChildBooks::Right, // it was killed meanwhile
+        _ if process.has_lost_its_memory() => ChildBooks::Right, // it was killed meanwhile
         _ => books,
     };
     match books {
         ChildBooks::Right => {
             process.row.set(Flag::Corrected);
-            process.corrected.store(true, Ordering::Release);
+            process.relatives.corrected.store(true, Ordering::Release);
         }
-        ChildBooks::Later => {}
-        ChildBooks::Short => shared.gauges.shortages.no_descriptor(),
+        ChildBooks::Later | ChildBooks::Short => {}
         ChildBooks::Never => {
             process.row.set(Flag::Unreadable);
-            process.unreadable.store(true, Ordering::Relaxed);
+            process.relatives.unreadable.store(true, Ordering::Relaxed);
             crate::log::say(
                 "the mappings of a fork child cannot be read (is it in another pid namespace?): \
                  its memory is refused to it (SIGBUS)",
@@ -97,19 +110,19 @@ pub(crate) fn correct(shared: &Shared, process: &Process, who: Who, zeros: &[u8]
 /// The mappings of a fork child.
 #[derive(Default)]
 struct Mapped {
-    /// Those with missing-page tracking (`um`): every managed one has it.
+    /// Mappings with missing-page tracking (`um`): every managed one has it.
     tracked: Vec<VirtRange>,
     wiped: Vec<VirtRange>,
     /// Huge pages and shared memory.
     foreign: Vec<VirtRange>,
 }
 
-fn by_mappings(shared: &Shared, process: &Process, tid: u32) -> ChildBooks {
+fn by_mappings(shared: &Shared, process: &Process, tid: u32) -> Result<ChildBooks, Short> {
     let _layout = process.layout.write();
     let _held = shared.gauges.layout_holds.hold();
     // The child may have changed its mappings itself before its first fault.
     if !process.books_are_current() {
-        return ChildBooks::Later;
+        return Ok(ChildBooks::Later);
     }
     let mut now = Mapped::default();
     let (mut huge, mut public) = (Vec::new(), Vec::new());
@@ -119,20 +132,19 @@ fn by_mappings(shared: &Shared, process: &Process, tid: u32) -> ChildBooks {
         ("ht", &mut huge),
         ("sh", &mut public),
     ];
-    match procfs::mappings_with_flags(tid, wanted) {
-        Err(error) if is_out_of_descriptors(&error) => return ChildBooks::Short,
-        Err(_) => return ChildBooks::Never,
-        Ok(()) => {}
+    if let Err(error) = procfs::mappings_with_flags(tid, wanted) {
+        return Short::of(&error).map_or(Ok(ChildBooks::Never), Err);
     }
+    process.short_looks.ends();
     if !now
         .tracked
         .iter()
-        .any(|range| range.contains(process.beacon))
+        .any(|range| range.contains(process.relatives.beacon))
     {
-        return ChildBooks::Never; // another process
+        return Ok(ChildBooks::Never); // another process
     }
     if !process.books_are_current() {
-        return ChildBooks::Later;
+        return Ok(ChildBooks::Later);
     }
     let is_in = |range: &VirtRange, of: &[VirtRange]| !range.overlapping(of).is_empty();
     now.foreign.extend(huge.into_iter().chain(public));
@@ -148,45 +160,49 @@ fn by_mappings(shared: &Shared, process: &Process, tid: u32) -> ChildBooks {
         parts::dropped(shared, process.space, range, false);
     }
     for range in now.foreign {
-        let _ = process.memory.unregister(range); // as `foreign.rs`, which needs an identity
+        foreign::unregister(process, range);
+    }
+    if !process.books_are_current() {
+        return Ok(ChildBooks::Later); // it has more threads than one
     }
     shared.books.free_released();
     cow::protect(&shared.books, process, tid);
-    ChildBooks::Right
+    Ok(ChildBooks::Right)
 }
-
-/// There is no descriptor left.
-struct Shortage;
 
 /// The only thread of a fork child. To find it, a number is put on the child's beacon, and that
 /// page is read in each process that may be the child. `None`: no process has the number. If no
 /// number can be put there, the thread that the fault names is returned, and the caller verifies
 /// it.
-fn only_thread(processes: &Processes, child: &Process, who: Who) -> Result<Option<u32>, Shortage> {
+fn only_thread(processes: &Processes, child: &Process, who: Who) -> Result<Option<u32>, Short> {
     let tid = match (who, child.pid()) {
         (Who::Known(tid), _) | (_, Some(tid)) => return Ok(Some(tid)),
         (Who::Faulted(tid), None) => tid,
     };
-    if let Some(thread) = child.proven.get() {
+    if let Some(thread) = child.relatives.proven.get() {
         return Ok(Some(*thread));
     }
     let nonce = match child.issue_ticket(tid) {
         Ok(nonce) => nonce,
-        Err(UffdError::Exists { .. }) => match &*lock(&child.ticket) {
+        Err(UffdError::Exists { .. }) => match &*lock(&child.relatives.ticket) {
             Some(ticket) => ticket.nonce,
             None => return Ok(Some(tid)),
         },
+        Err(UffdError::NoMemory { .. }) => return Err(Short::Memory),
         Err(_) => return Ok(Some(tid)),
     };
-    let mut short = false;
+    let mut short = None;
     let mut shows = |pid: &u32| {
         let mut seen = [0u8; 8];
-        let address = child.beacon.address();
+        let address = child.relatives.beacon.address();
         let read = ProcessMemory::open(*pid).and_then(|memory| memory.read(address, &mut seen));
-        short |= (read.as_ref()).is_err_and(is_out_of_descriptors);
+        short = short.or((read.as_ref()).err().and_then(Short::of));
         read.is_ok() && u64::from_ne_bytes(seen) == nonce
     };
-    let parent = child.parent.and_then(|parent| processes.get(parent));
+    let parent = child
+        .relatives
+        .parent
+        .and_then(|parent| processes.get(parent));
     let parent = parent.and_then(|parent: Arc<Process>| parent.pid());
     // A child made with `CLONE_PARENT` is its parent's brother. One whose parent has ended has
     // a new parent, which is not known.
@@ -198,17 +214,17 @@ fn only_thread(processes: &Processes, child: &Process, who: Who) -> Result<Optio
         (Some(found), _) => Some(found),
         (None, Ok(all)) => all.into_iter().find(&mut shows),
         (None, Err(error)) => {
-            short |= is_out_of_descriptors(&error);
+            short = short.or(Short::of(&error));
             None
         }
     };
     if let Some(thread) = found {
         child.give_ticket(thread);
         child.row.put(Number::Proven, thread.into());
-        let _ = child.proven.set(thread);
+        let _ = child.relatives.proven.set(thread);
     }
-    if found.is_none() && short {
-        return Err(Shortage);
+    match (found, short) {
+        (None, Some(short)) => Err(short),
+        _ => Ok(found),
     }
-    Ok(found)
 }

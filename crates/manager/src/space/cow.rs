@@ -17,11 +17,11 @@ use crate::space::shared::Shared;
 /// pages are not protected, nor the child's later: when a thread ends, the kernel writes to wake
 /// the joining thread, and that write fails on a protected page.
 pub(crate) fn protect(books: &Books, process: &Process, thread: u32) {
+    let regions = books.regions(process.space);
     // A child that did not announce itself may have several threads by now.
-    if procfs::status_number(thread, "Threads") != Some(1) {
+    if regions.is_empty() || procfs::status_number(thread, "Threads") != Some(1) {
         return;
     }
-    let regions = books.regions(process.space);
     for region in regions {
         let _ = process.memory.protect(region, true);
     }
@@ -39,7 +39,7 @@ pub(crate) fn written(shared: &Shared, process: &Process, fault: Fault) {
             let _ = process.memory.protect(region, false);
         }
     }
-    let mut copies = process.trail.guess(fault.page.0);
+    let mut copies = process.relatives.trail.guess(fault.page.0);
     let mut words = [0u8; 8 * COPY_PAGES_MAX as usize];
     let mut sharing = [true; COPY_PAGES_MAX as usize];
     let mut looked = 0;
@@ -72,7 +72,10 @@ pub(crate) fn written(shared: &Shared, process: &Process, fault: Fault) {
     match answer {
         Ok(granted) => {
             let copies = sharing[..granted as usize].iter().filter(|is| **is).count();
-            process.trail.went(fault.page.0, granted, copies as u64);
+            process
+                .relatives
+                .trail
+                .went(fault.page.0, granted, copies as u64);
             let range = VirtRange::new(fault.page, fault.page.plus(granted));
             // Removing the protection wakes the threads that wait there.
             if process.memory.protect(range, false).is_err() {

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use undercroft_base::{SpaceId, VirtPage, VirtRange};
 use undercroft_engine::{EVERYTHING, Engine};
+use undercroft_proto::legacy::Flag;
 use undercroft_sys::maps::{Mapping, Maps};
 use undercroft_sys::pagemap::Category;
 use undercroft_sys::process::robust_list_head;
@@ -16,13 +17,13 @@ use undercroft_sys::uffd::{RegisterMode, UffdError};
 
 use crate::books::Books;
 use crate::books::ledger::MemfdLedger;
-use crate::legacy::Flag;
 use crate::signals::Signals;
 use crate::space::agent::Agent;
 use crate::space::layout::apply_events;
 use crate::space::parts::{CHUNKS, next_parts, pause};
 use crate::space::process::{EXCLUDE_MAX, Process};
 use crate::space::shared::Shared;
+use crate::space::still;
 use crate::sync::lock;
 
 /// Pages whose presence is read under one hold of the layout lock. Bounds how long a fault waits
@@ -33,9 +34,11 @@ const SCAN_PAGES: u64 = 4096;
 const COUNT_PAGES: u64 = 512;
 
 /// Locked memory of a process, in KiB, above which the locked mappings are looked up, which takes a
-/// few ms a GiB. The kernel refuses to move locked pages anyway. Each thread has a few: its control
-/// block.
+/// few ms a GiB. The kernel refuses to move locked pages anyway.
 const LOCKED_MIN: u64 = 4096;
+
+/// Locked memory of each thread, in KiB: its control block may be in two pages.
+const LOCKED_OF_THREAD: u64 = 8;
 
 /// Mappings that are looked up under one hold of the layout lock, some 2 us each.
 const MAPPINGS_A_HOLD: usize = 64;
@@ -50,6 +53,9 @@ const EVENT_WAIT_MAX: Duration = Duration::from_millis(50);
 const EVENT_PAUSE: Duration = Duration::from_micros(20);
 
 const _: () = assert!(EVENT_PAUSE.as_nanos() < EVENT_WAIT_MAX.as_nanos());
+
+/// Threads that wait for the start of another to be looked at again. Checks find the others.
+const STARTED_MAX: usize = 8;
 
 /// Bytes around a thread's robust-list head that belong to its control block (glibc: the head is
 /// 0x2e0 into `struct pthread`, of about 0x900 bytes). The kernel writes there when the thread
@@ -66,7 +72,7 @@ pub(crate) struct Enrolled {
 
 impl Drop for Enrolled {
     fn drop(&mut self) {
-        self.process.counting.fetch_sub(1, Ordering::SeqCst);
+        self.process.backlog.counting.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -103,75 +109,85 @@ pub(crate) fn enroll(
     // Without an agent, it is a fork child that has not announced itself.
     let (pid, agent) = process.pid().zip(process.agent.get())?;
     procfs::read_maps(pid, text).ok()?;
-    let beacon = VirtRange::one(process.beacon);
+    let beacon = VirtRange::one(process.relatives.beacon);
     let begins = !process.managed.swap(true, Ordering::AcqRel);
     if begins {
         let _ = process.memory.register(beacon, RegisterMode::MISSING);
         process.row.set(Flag::Managed);
     }
-    let mut locked = Vec::new();
-    if procfs::status_number(pid, "VmLck").unwrap_or(0) > LOCKED_MIN {
-        let _ = procfs::mappings_with_flags(pid, &mut [("lo", &mut locked)]);
-    }
-    process.counting.fetch_add(1, Ordering::SeqCst);
+    process.backlog.counting.fetch_add(1, Ordering::SeqCst);
     let mut enrolled = Enrolled {
         process: process.clone(),
         fresh: Vec::new(),
     };
-    let may = |vma: &Vma<'_>| {
-        let is_locked = !vma.range.overlapping(&locked).is_empty();
-        vma.is_private_anonymous() && !is_locked && !is_ours(process, agent, vma.range)
-    };
-    let (ours, others): (Vec<_>, Vec<_>) = text.lines().filter_map(Vma::parse).partition(may);
-    shared
-        .gauges
-        .note_mappings(pid, (ours.len() + others.len()) as u64);
-    *lock(&process.fences) = others.iter().map(|vma| vma.range).collect();
-    let new = unknown(&shared.books, process, ours);
-    let new: Vec<VirtRange> = if begins {
-        spans(process, &new)
-    } else {
-        new.iter().map(|vma| vma.range).collect()
-    };
-    for range in new {
-        let fresh = register(shared, process, agent, range, true);
+    let (ours, others, regions) = survey(shared, process, (pid, agent), text);
+    (shared.gauges).note_mappings(pid, (ours.len() + others) as u64);
+    let spans = process.ground.spans(&unknown(ours, &regions));
+    // All that can grow is registered before the first page is counted.
+    for span in &spans {
+        register_ground(process, *span);
+    }
+    for span in spans {
+        let fresh = register(shared, process, agent, span);
         enrolled.fresh.extend(fresh);
     }
-    if process.recount.swap(false, Ordering::AcqRel) {
+    if process.backlog.recount.swap(false, Ordering::AcqRel) {
         enrolled.fresh = shared.books.regions(process.space);
     }
     Some(enrolled)
 }
 
-/// Between each two mappings that cannot be managed: from the first to the last of those in `of`.
-/// Where most memory is mapped comes first, because there the program can grow fastest.
-fn spans(process: &Process, of: &[Vma<'_>]) -> Vec<VirtRange> {
-    let mut spans: Vec<(VirtRange, VirtRange, u64)> = Vec::new();
-    for vma in of {
-        let wide = process.between_fences(vma.range).unwrap_or(vma.range);
-        let pages = vma.range.count().0;
-        match spans.last_mut() {
-            Some((within, span, sum)) if *within == wide => {
-                *span = VirtRange::new(span.start, vma.range.end);
-                *sum += pages;
-            }
-            _ => spans.push((wide, vma.range, pages)),
-        }
+/// The mappings of `text` that can be managed, how many cannot, and what the books have. The ground
+/// is as they are from now on.
+fn survey<'a>(
+    shared: &Shared,
+    process: &Process,
+    (pid, agent): (u32, &Agent),
+    text: &'a str,
+) -> (Vec<Vma<'a>>, usize, Vec<VirtRange>) {
+    let mut locked = Vec::new();
+    if locks_memory(pid) {
+        let _ = procfs::mappings_with_flags(pid, &mut [("lo", &mut locked)]);
     }
-    spans.sort_by_key(|(_, _, pages)| std::cmp::Reverse(*pages));
-    spans.into_iter().map(|(_, span, _)| span).collect()
+    let may = |vma: &Vma<'_>| {
+        let is_locked = !vma.range.overlapping(&locked).is_empty();
+        vma.is_private_anonymous() && !is_locked && !is_ours(process, agent, vma.range)
+    };
+    let (ours, others): (Vec<_>, Vec<_>) = text.lines().filter_map(Vma::parse).partition(may);
+    let regions = shared.books.regions(process.space);
+    let fences = others.iter().map(|vma| vma.range);
+    process.ground.surveyed(fences, &regions);
+    (ours, others.len(), regions)
+}
+
+/// Notes which mappings of a process cannot be managed, before its first discovery by this manager.
+/// Without these fences the kernel refuses what is registered early, because it spans them.
+pub(crate) fn note_fences(shared: &Shared, process: &Process, text: &mut String) {
+    if let Some(of) = process.pid().zip(process.agent.get())
+        && procfs::read_maps(of.0, text).is_ok()
+    {
+        survey(shared, process, of, text);
+    }
+}
+
+/// True if the program has locked more than its threads' control blocks ([`LOCKED_MIN`]).
+fn locks_memory(pid: u32) -> bool {
+    let number = |key| procfs::status_number(pid, key).unwrap_or(0);
+    let locked = number("VmLck");
+    locked > LOCKED_MIN && locked > LOCKED_MIN + LOCKED_OF_THREAD * number("Threads")
 }
 
 /// The mappings that the books do not have. The books may have a mapping that an unread event will
 /// remove; it is tried again when the event has been applied.
-fn unknown<'a>(books: &Books, process: &Process, mut of: Vec<Vma<'a>>) -> Vec<Vma<'a>> {
-    let regions = books.regions(process.space);
-    of.retain(|vma| {
-        !vma.range
-            .minus(&regions[vma.range.overlapping(&regions)])
-            .is_empty()
-    });
-    of
+/// * `regions`: those of the books.
+fn unknown(of: Vec<Vma<'_>>, regions: &[VirtRange]) -> Vec<VirtRange> {
+    let ranges = of.into_iter().map(|vma| vma.range);
+    ranges
+        .filter(|range| {
+            let known = &regions[range.overlapping(regions)];
+            !range.minus(known).is_empty()
+        })
+        .collect()
 }
 
 /// [`manage_new`] for each of several ranges. Also counts what was moved while pages were counted.
@@ -180,31 +196,45 @@ pub(crate) fn manage_again(shared: &Shared, process: &Process, ranges: &[VirtRan
         manage_new(shared, process, *range);
     }
     if let Some(agent) = process.agent.get() {
-        process.counting.fetch_add(1, Ordering::SeqCst);
+        process.backlog.counting.fetch_add(1, Ordering::SeqCst);
         count_moved(shared, process, agent);
-        process.counting.fetch_sub(1, Ordering::SeqCst);
+        process.backlog.counting.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
-/// Registers `wide`, of [`Process::between_fences`], in one call and without a lock of ours, before
-/// [`manage_new`] comes to a new mapping in it. The program is about to touch the mapping, and the
-/// layout lock may be held by a thread that has no CPU.
+/// Registers the ground of `range` ([`Ground::around`]) in one call and without a lock of ours.
+/// True if the kernel did so.
 ///
-/// - No end of the registration is inside a mapping, whatever the program does meanwhile.
-/// - The program may replace the mapping before [`manage_new`] comes, which therefore registers it
+/// The program is about to touch a new mapping there, and the layout lock may be held by a thread
+/// that has no CPU. [`register`] comes to it later.
+///
+/// - No end of the registration is inside a mapping, whatever the program does meanwhile. Each call
+///   more may wait for long: at its end the kernel gives the lock of the address space to threads
+///   of the program that wait for it, and they may have no CPU.
+/// - The program may replace the mapping before [`register`] comes, which therefore registers it
 ///   with the lock held. If it is registered already, that changes nothing.
 /// - Pages that are touched in between are counted by their faults.
 ///
-/// Cost: the kernel visits each mapping in the range.
-pub(crate) fn register_early(process: &Process, wide: VirtRange) {
-    let _ = process.memory.register(wide, RegisterMode::MISSING_WP);
+/// Cost: the kernel visits each mapping there. Those are new: the ground ends at the next one that
+/// is registered.
+///
+/// [`Ground::around`]: crate::space::ground::Ground::around
+pub(crate) fn register_ground(process: &Process, range: VirtRange) -> Option<VirtRange> {
+    let ground = with_whole_ends(process.maps().ok()?, process.ground.around(range)?);
+    let done = (process.memory).register(ground, RegisterMode::MISSING_WP);
+    done.ok().map(|()| ground)
 }
 
-/// True if the books have all of `range`, and no event says otherwise. False also if another thread
-/// is at the books.
-pub(crate) fn is_surely_known(books: &Books, process: &Process, range: VirtRange) -> bool {
-    let known = (books.try_engine()).is_some_and(|engine| has_region(&engine, process, range));
-    known && !process.event_pending()
+/// `ground`, and the rest of the mappings that its ends would cut: it is a hint, and they may have
+/// come since.
+fn with_whole_ends(maps: &Maps, ground: VirtRange) -> VirtRange {
+    let at = |page| maps.at_or_above(page).ok().flatten().map(|now| now.range);
+    let first = at(ground.start).filter(|now| now.start < ground.start);
+    let last = at(ground.end).filter(|now| now.start < ground.end);
+    VirtRange::new(
+        first.map_or(ground.start, |now| now.start),
+        last.map_or(ground.end, |now| now.end),
+    )
 }
 
 /// Registers the mappings at `range` and counts their pages.
@@ -212,12 +242,13 @@ pub(crate) fn manage_new(shared: &Shared, process: &Process, range: VirtRange) {
     let Some(agent) = process.agent.get() else {
         return;
     };
-    process.counting.fetch_add(1, Ordering::SeqCst);
-    for fresh in register(shared, process, agent, range, true) {
+    process.backlog.counting.fetch_add(1, Ordering::SeqCst);
+    for fresh in register(shared, process, agent, range) {
         count_present(shared, process, agent, fresh);
     }
     count_moved(shared, process, agent);
-    process.counting.fetch_sub(1, Ordering::SeqCst);
+    process.backlog.counting.fetch_sub(1, Ordering::SeqCst);
+    still::look(shared, process, range); // its protection may have changed
 }
 
 /// Registers the mappings that overlap `hint`. Returns the ranges that the books did not have;
@@ -226,18 +257,11 @@ pub(crate) fn manage_new(shared: &Shared, process: &Process, range: VirtRange) {
 /// Each mapping is registered whole, and as it is now. The kernel splits mappings at the ends of a
 /// registration, and pieces that have pages of their own never merge again. An mremap over them
 /// would then fail, which it would not do without us.
-///
-/// * `wide`: registers all between the nearest mappings that cannot be managed, in one call. Then
-///   no end of the registration is inside a mapping, whatever the program does meanwhile. Each call
-///   more may wait for long: at its end the kernel gives the lock of the address space to threads
-///   of the program that wait for it, and they may have no CPU. The kernel visits each mapping in
-///   the range.
 pub(crate) fn register(
     shared: &Shared,
     process: &Process,
     agent: &Agent,
     hint: VirtRange,
-    wide: bool,
 ) -> Vec<VirtRange> {
     let mut fresh = Vec::new();
     let Ok(maps) = process.maps() else {
@@ -260,11 +284,8 @@ pub(crate) fn register(
         if is_known(&shared.books, process, mapping.range) && !process.event_pending() {
             continue;
         }
-        let wide = wide
-            .then(|| process.between_fences(mapping.range))
-            .flatten();
         let all = VirtRange::new(mapping.range.start, hint.end);
-        let found = wide.and_then(|wide| register_wide(shared, process, agent, maps, wide, all));
+        let found = register_some(shared, process, agent, maps, (mapping.range, all));
         let (end, ranges) = found.unwrap_or_else(|| {
             let ranges = register_whole(shared, process, agent, maps, mapping.range);
             (mapping.range.end, Some(ranges))
@@ -282,61 +303,75 @@ pub(crate) fn register(
             at = mapping.range.start;
         } else {
             let all = VirtRange::new(mapping.range.start, end);
-            process.recheck.add(all);
+            process.backlog.recheck.add(all);
         }
     }
     fresh
 }
 
-/// Registers `wide`, of [`Process::between_fences`], in one call. Returns the mappings of `all`
-/// that are registered then ([`registered`]), up to an end: as many as one hold of the layout lock
-/// may take. `None` if the kernel refuses.
-fn register_wide(
+/// Registers the ground of `first` in one call, but no more than what one hold of the layout lock
+/// may take. Returns the mappings of `all` there that are registered then ([`registered`]), up to
+/// an end. `None` if the kernel refuses.
+///
+/// [`register_ground`] may have done so already. The kernel does not say for certain that this
+/// userfaultfd has registered a mapping, and not one of the program, so it is asked again.
+fn register_some(
     shared: &Shared,
     process: &Process,
     agent: &Agent,
     maps: &Maps,
-    wide: VirtRange,
-    all: VirtRange,
+    (first, all): (VirtRange, VirtRange),
 ) -> Option<(VirtPage, Option<Vec<VirtRange>>)> {
+    let around = process.ground.around(first)?;
     let may = |now: &Mapping| {
-        let whole = now.range.intersect(wide) == now.range;
+        let whole = now.range.intersect(around) == now.range;
         now.private_anonymous && whole && !is_ours(process, agent, now.range)
     };
-    let before = some_mappings(maps, all, may);
-    let end = before.last()?.end;
-    let done = (process.memory).register(wide, RegisterMode::MISSING_WP);
+    let found = some_mappings(maps, all, may);
+    let end = found.last()?.end;
+    let mut ground = around;
+    if found.len() == MAPPINGS_A_HOLD
+        && let Ok(Some(next)) = maps.at_or_above(end)
+    {
+        ground.end = ground.end.min(next.range.start.max(end));
+    }
+    let ground = with_whole_ends(maps, ground);
+    let done = (process.memory).register(ground, RegisterMode::MISSING_WP);
     done.ok()?;
-    let as_now = |old: &VirtRange| {
-        let now = maps.at_or_above(old.start).ok().flatten()?;
-        (now.range.contains(old.start) && may(&now)).then_some(now.range)
-    };
-    let now = before.iter().filter_map(as_now).collect();
-    Some((end, registered(shared, process, agent, maps, now)))
+    Some((end, registered(shared, process, agent, maps, found)))
 }
 
-/// The mappings of `now`, after a registration of all of them. `None` while an event is unread.
+/// The mappings that begin where those of `found` did, after a registration of all of them. `None`
+/// while an event is unread.
 ///
 /// A mapping made after the registration is not registered. If it were in the books, its pages
 /// would leave, and read as zeros. So the kernel is asked about each mapping that the books do not
-/// have, and one that is not registered is registered by itself. The answer is of a mapping that
-/// was there when `now` was read: if it had been replaced meanwhile, an event would be unread.
+/// have, and one that is not registered is registered by itself. What the mapping is, is read after
+/// the answer: if it had been replaced in between, an event would be unread.
 fn registered(
     shared: &Shared,
     process: &Process,
     agent: &Agent,
     maps: &Maps,
-    now: Vec<VirtRange>,
+    found: Vec<VirtRange>,
 ) -> Option<Vec<VirtRange>> {
     let mut ranges = Vec::new();
-    for range in now {
-        if is_known(&shared.books, process, range) {
+    for range in found {
+        let new = new_part(&shared.books.engine(), process, range);
+        let Some(new) = new else {
             ranges.push(range);
             continue;
-        }
-        // Nothing of it is protected: it is new.
-        match process.memory.protect(VirtRange::one(range.start), false) {
-            Ok(()) => ranges.push(range),
+        };
+        // Nothing that the books do not have is protected.
+        match process.memory.protect(VirtRange::one(new), false) {
+            Ok(()) => {
+                let now = maps.at_or_above(new).ok().flatten();
+                let may = |now: &Mapping| {
+                    let there = now.range.contains(new) && now.private_anonymous;
+                    there && !is_ours(process, agent, now.range)
+                };
+                ranges.extend(now.filter(may).map(|now| now.range));
+            }
             Err(UffdError::LayoutChanging { .. }) => return None,
             Err(_) => ranges.extend(register_whole(shared, process, agent, maps, range)),
         }
@@ -363,7 +398,9 @@ fn some_mappings(
     may: impl Fn(&Mapping) -> bool,
 ) -> Vec<VirtRange> {
     let mut found = Vec::new();
+    // The last mapping may end behind the range: it is found once.
     while found.len() < MAPPINGS_A_HOLD
+        && !range.is_empty()
         && let Ok(Some(now)) = maps.at_or_above(range.start)
         && now.range.start < range.end
         && may(&now)
@@ -394,13 +431,17 @@ fn attach(
         let holes = &regions[range.overlapping(regions)];
         fresh.extend(range.minus(holes));
         engine.layout().attached(process.space, *range);
+        process.ground.registered(*range);
     }
     true
 }
 
-/// True for the shim's memory, which is a mapping of its own.
+/// True for the shim's memory, which is a mapping of its own, and for memory that is being given
+/// up.
 fn is_ours(process: &Process, agent: &Agent, range: VirtRange) -> bool {
-    range.contains(process.beacon) || !range.intersect(agent.private).is_empty()
+    let shims =
+        range.contains(process.relatives.beacon) || !range.intersect(agent.private).is_empty();
+    shims || process.has_yielded(range)
 }
 
 /// True if the books have all of `range`.
@@ -409,8 +450,14 @@ fn is_known(books: &Books, process: &Process, range: VirtRange) -> bool {
 }
 
 fn has_region(engine: &Engine<MemfdLedger>, process: &Process, range: VirtRange) -> bool {
+    new_part(engine, process, range).is_none()
+}
+
+/// The first page of `range` that the books do not have.
+fn new_part(engine: &Engine<MemfdLedger>, process: &Process, range: VirtRange) -> Option<VirtPage> {
     let regions = engine.books().regions(process.space);
-    range.minus(&regions[range.overlapping(regions)]).is_empty()
+    let new = range.minus(&regions[range.overlapping(regions)]);
+    new.first().map(|part| part.start)
 }
 
 /// Registers a mapping, or what it has become meanwhile. Returns the ranges registered.
@@ -462,7 +509,7 @@ fn register_whole(
 /// Counts pages that the program moved while pages were counted. Pages that it moves once more
 /// meanwhile are left to the next check.
 fn count_moved(shared: &Shared, process: &Process, agent: &Agent) {
-    for range in process.uncounted.take() {
+    for range in process.backlog.uncounted.take() {
         count_present(shared, process, agent, range);
     }
 }
@@ -484,6 +531,7 @@ pub(crate) fn count_present(shared: &Shared, process: &Process, agent: &Agent, r
     let any = Category(Category::PRESENT.0 | Category::SWAPPED.0);
     let mut start = range.start;
     let mut since = Instant::now();
+    let mut found = false;
     // Pages come only through us from now on, so a place that was empty is not read again.
     while let Ok(next) = pagemap.first(VirtRange::new(start, range.end), any) {
         let Some(next) = next else {
@@ -497,7 +545,7 @@ pub(crate) fn count_present(shared: &Shared, process: &Process, agent: &Agent, r
             if awaits_events(process, since) {
                 continue;
             }
-            process.recount.store(true, Ordering::Release);
+            process.backlog.recount.store(true, Ordering::Release);
             break;
         };
         start = next;
@@ -521,7 +569,7 @@ pub(crate) fn count_present(shared: &Shared, process: &Process, agent: &Agent, r
             if awaits_events(process, since) {
                 continue;
             }
-            process.recount.store(true, Ordering::Release);
+            process.backlog.recount.store(true, Ordering::Release);
             break;
         }
         if scanned {
@@ -529,11 +577,14 @@ pub(crate) fn count_present(shared: &Shared, process: &Process, agent: &Agent, r
             let stays = |found: &(VirtRange, _)| process.dropping.without(found.0, now);
             let counted: Vec<VirtRange> = present.iter().flat_map(stays).collect();
             add_present(&shared.books, process, &relatives, start, &counted, &shares);
+            found |= !counted.is_empty();
         }
         start = part.end;
         since = Instant::now();
     }
-    shared.signals.kick_evictor();
+    if found {
+        shared.signals.kick_evictor();
+    }
 }
 
 /// Counts the pages that were found `present`.
@@ -599,36 +650,52 @@ pub(crate) fn apply_events_without_agent(
     process.has_applied_all()
 }
 
-/// Excludes the control blocks of new threads from eviction.
+/// Excludes the control blocks of new threads from eviction. Cost: O(threads).
 pub(crate) fn lock_threads(books: &Books, signals: &Signals, process: &Process, pid: u32) {
     let Ok(threads) = procfs::thread_ids(pid) else {
         return;
     };
-    let mut seen = lock(&process.threads_seen);
-    let mut excluded = HashSet::with_capacity(threads.len());
-    for tid in &threads {
-        if seen.contains(tid) {
-            excluded.insert(*tid);
-            continue;
-        }
-        let Some(head) = robust_list_head(*tid) else {
-            continue; // not set up yet (or not glibc): tried again at the next check
-        };
-        let first = VirtPage::of(head.saturating_sub(CONTROL_BLOCK.0));
-        let last = VirtPage::of(head + CONTROL_BLOCK.1);
-        let block = VirtRange::new(first, last.plus(1));
-        let absent = {
-            let mut engine = books.engine();
-            engine.layout().lock(process.space, block, true)
-        };
-        if absent.0 == 0 {
-            excluded.insert(*tid);
-            continue;
-        }
-        // The thread is tried again at the next check.
-        signals.bring_in(process.space, block.pages());
+    let threads: HashSet<u32> = threads.into_iter().collect();
+    let new: Vec<u32> = {
+        let mut seen = lock(&process.threads_seen);
+        seen.retain(|tid| threads.contains(tid));
+        threads.difference(&seen).copied().collect()
+    };
+    for tid in new {
+        lock_thread(books, signals, process, tid);
     }
-    *seen = excluded; // without threads that have ended
+}
+
+/// Thread `tid` was started. It has no control block yet, so it is excluded from eviction at the
+/// next start of a thread, or at the next check.
+pub(crate) fn thread_started(books: &Books, signals: &Signals, process: &Process, tid: u32) {
+    lock(&process.threads_seen).remove(&tid); // of an older thread
+    let mut started = lock(&process.threads_started);
+    started.retain(|tid| !lock_thread(books, signals, process, *tid));
+    if started.len() == STARTED_MAX {
+        started.remove(0); // it may have ended
+    }
+    started.push(tid);
+}
+
+/// Excludes the control block of a thread from eviction. False if that is to be tried again.
+fn lock_thread(books: &Books, signals: &Signals, process: &Process, tid: u32) -> bool {
+    let Some(head) = robust_list_head(tid) else {
+        return false; // not set up yet (or not glibc)
+    };
+    let first = VirtPage::of(head.saturating_sub(CONTROL_BLOCK.0));
+    let last = VirtPage::of(head + CONTROL_BLOCK.1);
+    let block = VirtRange::new(first, last.plus(1));
+    let absent = {
+        let mut engine = books.engine();
+        engine.layout().lock(process.space, block, true)
+    };
+    if absent.0 > 0 {
+        signals.bring_in(process.space, block.pages());
+        return false;
+    }
+    lock(&process.threads_seen).insert(tid);
+    true
 }
 
 /// Counts inherited pages whose frames the process has alone by now. False if it has no inherited
@@ -680,33 +747,21 @@ pub(crate) fn note_own_frames(
 
 #[cfg(test)]
 mod tests {
-    use undercroft_base::VirtPage;
-
     use super::*;
-    use crate::legacy::Row;
-    use crate::space::model::ModelMemory;
 
-    fn pages(start: u64, end: u64) -> VirtRange {
-        VirtRange::new(VirtPage(start), VirtPage(end))
-    }
-
-    /// Each call of the kernel may wait for threads of the program that have no CPU, and the others
-    /// grow meanwhile.
+    /// Each one that is found costs three system calls, and the layout lock is held meanwhile.
     #[test]
-    fn all_between_two_fences_is_registered_at_once_and_the_largest_first() {
-        let memory = Arc::new(ModelMemory::new(pages(0, 1)));
-        let process = Process::new(SpaceId(1), memory, VirtPage(1), None, None, Row::default());
-        *lock(&process.fences) = vec![pages(0x100, 0x110), pages(0x300, 0x400)];
-        let lines = [
-            "20000-21000 rw-p 00000000 00:00 0",
-            "110000-120000 rw-p 00000000 00:00 0",
-            "120000-160000 ---p 00000000 00:00 0",
-            "180000-190000 rw-p 00000000 00:00 0",
-            "400000-420000 rw-p 00000000 00:00 0",
-        ];
-        let of: Vec<Vma<'_>> = lines.iter().filter_map(|line| Vma::parse(line)).collect();
-        assert_eq!(of.len(), lines.len());
-        let in_turn = [pages(0x110, 0x190), pages(0x400, 0x420), pages(0x20, 0x21)];
-        assert_eq!(spans(&process, &of), in_turn);
+    fn a_mapping_that_ends_behind_the_range_is_found_once() {
+        let memory = vec![1u8; 64 << 20]; // a mapping of its own
+        let first = VirtPage::of(memory.as_ptr() as u64).plus(1);
+        let maps = Maps::open(std::process::id()).expect("own mappings");
+        for pages in [1, 5] {
+            let range = VirtRange::new(first, first.plus(pages));
+            let found = some_mappings(&maps, range, |_| true);
+            assert!(
+                matches!(found[..], [one] if one.contains(first)),
+                "{found:?}"
+            );
+        }
     }
 }

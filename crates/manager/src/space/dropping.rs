@@ -4,6 +4,10 @@
 //!
 //! Only a count of pages that were there before their mapping was registered can find such a page.
 //! All others come through us, and leave the books when the drop is read.
+//!
+//! Not closed: a dropping thread that gets no CPU, or not the lock of its address space, for longer
+//! than a range is kept here. A fresh page that comes before the kernel drops the range goes with
+//! it, and reads as zeros when it is touched again.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;

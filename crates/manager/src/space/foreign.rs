@@ -4,13 +4,23 @@
 //! another there meanwhile. The kernel accepts huge pages and shared memory. A huge page could
 //! never be installed: its fault would repeat for ever. Shared memory would be counted, and never
 //! leave.
+//!
+//! The kernel unregisters a range, whatever is there by then. The program may have moved managed
+//! memory there since the range was read. Then its event is unread ([`unregister`]), and what is
+//! there is registered again. A thread that touched an absent page in between has read zeros: the
+//! process is ended ([`read_zeros`]).
 
-use undercroft_base::{VirtPage, VirtRange};
+use undercroft_base::{PageState, VirtPage, VirtRange};
+use undercroft_sys::pagemap::Category;
+use undercroft_sys::uffd::RegisterMode;
 
 use crate::space::process::Process;
+use crate::space::shared::Shared;
+use crate::sync::lock;
 
 /// If `page`, of no managed range, is in a mapping that cannot be managed: unregisters all of the
-/// mapping, and has the threads that wait there fault again, without us. False otherwise.
+/// mapping, and has the threads that wait there fault again, without us. The same, without the
+/// first, if events are unread. False otherwise.
 ///
 /// The caller holds no lock. Cost: a system call of 1 us if the mapping can be managed.
 pub(crate) fn release(process: &Process, page: VirtPage) -> bool {
@@ -22,15 +32,89 @@ pub(crate) fn release(process: &Process, page: VirtPage) -> bool {
     if foreign().is_none() {
         return false;
     }
-    // With the lock held, no mapping gets into the books. Another mapping may have taken this one's
-    // place by now, and is then unregistered instead. It is registered again before any page of it
-    // leaves.
+    // With the lock held, no event is acknowledged, and no mapping gets into the books.
     let _layout = process.layout.write();
     let Some(range) = foreign() else {
         return false;
     };
-    process.fence(range);
-    let released = process.memory.unregister(range).is_ok();
+    let mut released = true;
+    if process.books_are_current() {
+        process.ground.fence(range);
+        released = unregister(process, range);
+    }
     process.memory.wake(range);
     released
+}
+
+/// Unregisters `range`, where a mapping that cannot be managed was seen while no event was unread.
+/// The caller has held the layout lock since. False if the kernel refuses.
+pub(crate) fn unregister(process: &Process, range: VirtRange) -> bool {
+    lock(&process.exposed).clear(); // every move until now is applied
+    process.row.put_exposed(range); // first: a successor must register again what we cannot
+    let done = process.memory.unregister(range).is_ok();
+    if process.event_pending() {
+        register_again(process, range);
+    } else {
+        process
+            .row
+            .put_exposed(VirtRange::new(range.start, range.start));
+    }
+    done
+}
+
+/// A dead manager had unregistered `range`, and a move there may not be applied. Call it before any
+/// event is applied.
+pub(crate) fn exposed_before(process: &Process, range: VirtRange) {
+    if !range.is_empty() {
+        register_again(process, range);
+    }
+}
+
+/// Registers all of `range` that can be managed, and keeps in mind that pages were touched there.
+fn register_again(process: &Process, range: VirtRange) {
+    let Ok(maps) = process.maps() else {
+        // Its only thread waits for us: nothing can have moved.
+        let _ = process.memory.register(range, RegisterMode::MISSING_WP);
+        return;
+    };
+    let mut at = range.start;
+    while let Ok(Some(mapping)) = maps.at_or_above(at)
+        && mapping.range.start < range.end
+    {
+        at = mapping.range.end;
+        if mapping.private_anonymous {
+            let _ = (process.memory).register(mapping.range, RegisterMode::MISSING_WP);
+            lock(&process.exposed).push(mapping.range.intersect(range));
+        }
+    }
+}
+
+/// Ends the process if a page that is moved to `to` was touched where it was not registered, and
+/// its bytes are elsewhere. Call it with the books as they are before the move, and the layout lock
+/// held.
+pub(crate) fn read_zeros(shared: &Shared, process: &Process, from: VirtRange, to: VirtRange) {
+    let exposed = lock(&process.exposed).clone();
+    if exposed.is_empty() {
+        return;
+    }
+    let Ok(pagemap) = process.pagemap() else {
+        return;
+    };
+    let mut present = Vec::new();
+    for range in exposed {
+        let _ = pagemap.scan(range.intersect(to), Category::PRESENT, &mut present);
+    }
+    let engine = shared.books.engine();
+    let is_elsewhere = |page: VirtPage| {
+        let before = from.start.plus(page.0 - to.start.0);
+        let state = engine.books().entry(process.space, before).state;
+        matches!(
+            state,
+            PageState::Stored | PageState::Loading | PageState::Evicting | PageState::Lost
+        )
+    };
+    let mut pages = present.iter().flat_map(|(range, _)| range.pages());
+    if pages.any(is_elsewhere) {
+        process.end("it moved memory over a mapping that is not managed, and read zeros there");
+    }
 }

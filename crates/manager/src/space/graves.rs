@@ -17,7 +17,7 @@ pub(super) struct Dead {
     pub relatives: Vec<SpaceId>,
     /// Some of it is forgotten already.
     pub began: bool,
-    /// What is not forgotten yet.
+    /// The part that is not forgotten yet.
     pub left: VirtRange,
     pub cancel_batch: bool,
 }

@@ -7,16 +7,14 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use undercroft_base::VirtRange;
+use undercroft_proto::legacy::{Fds, Flag};
 use undercroft_sys::uffd::{Message, Receipt, Uffd};
 
-use crate::legacy::{Fds, Flag};
-use crate::placement::Placement;
-use crate::signals::Doom;
 use crate::space::anonymous::Anonymous;
+use crate::space::foreign;
 use crate::space::order::phase;
 use crate::space::parts;
 use crate::space::process::Process;
-use crate::space::processes::Processes;
 use crate::space::shared::Shared;
 use crate::sync::lock;
 
@@ -56,6 +54,18 @@ pub(crate) fn apply_events(shared: &Shared, process: &Process) -> bool {
     process.has_applied_all()
 }
 
+/// Removes an address space that is gone. Events that waited for a late one are applied first,
+/// because none comes any more: a FORK among them brings a child that lives. With its descriptor
+/// closed, it would read zeros. The caller holds no lock.
+pub(crate) fn ended(shared: &Shared, process: &Arc<Process>) {
+    {
+        let _layout = process.layout.write();
+        let _held = shared.gauges.layout_holds.hold();
+        apply_all(shared, process, false);
+    }
+    parts::ended(shared, process);
+}
+
 fn apply_all(shared: &Shared, process: &Process, late_ones_come: bool) {
     loop {
         let event = lock(&process.order).next(late_ones_come, |range| {
@@ -85,21 +95,24 @@ fn apply(shared: &Shared, process: &Process, event: Message, receipt: &Receipt, 
         Message::Fault { .. } | Message::Fork { .. } => return,
         Message::Remove(range) => {
             process.dropping.add(range, Instant::now());
+            process.refused.gone(range);
             (parts::dropped(shared, space, range, false), range)
         }
-        Message::Unmap(range) => (parts::dropped(shared, space, range, true), range),
+        Message::Unmap(range) => {
+            process.ground.gone(range);
+            process.refused.gone(range);
+            (parts::dropped(shared, space, range, true), range)
+        }
         Message::Remap { from, to } => {
-            follow(
-                shared,
-                process,
-                from,
-                VirtRange::new(to, to.plus(from.count().0)),
-            );
+            let new = VirtRange::new(to, to.plus(from.count().0));
+            process.ground.gone(from);
+            process.ground.registered(new);
+            process.refused.moved(from, new);
+            foreign::read_zeros(shared, process, from, new);
+            follow(shared, process, from, new);
             let free = || receipt.begin(phase::PLACE_IS_FREE);
-            match parts::moved(shared, space, (from, to), freed, free) {
-                Ok(effect) => (effect, from),
-                Err(_) => return shared.signals.doom(Doom::TableFull),
-            }
+            let effect = parts::moved(shared, process, (from, to), freed, free);
+            (effect, from)
         }
     };
     if let (true, Some(agent)) = (effect.cancel_batch, process.agent.get()) {
@@ -108,7 +121,7 @@ fn apply(shared: &Shared, process: &Process, event: Message, receipt: &Receipt, 
     shared.books.free_released();
     if moved {
         // A new mapping may have taken the address before the books knew that the old one was gone.
-        process.recheck.add(range);
+        process.backlog.recheck.add(range);
     }
     // A thread that waits on a page of the range faults again, and gets an answer from the new
     // books.
@@ -124,58 +137,121 @@ fn follow(shared: &Shared, process: &Process, from: VirtRange, to: VirtRange) {
         from.minus(&regions[from.overlapping(regions)]).is_empty()
     };
     if !known {
-        process.recheck.add(to);
+        process.backlog.recheck.add(to);
     }
-    if !known || process.counting.load(Ordering::SeqCst) > 0 {
-        process.uncounted.add(to);
+    if !known || process.backlog.counting.load(Ordering::SeqCst) > 0 {
+        process.backlog.uncounted.add(to);
     }
 }
 
 fn fork(shared: &Shared, parent: &Process, child: Uffd) {
     // What the child does not have, or has as zeros, is found before its first page is served
     // ([`crate::space::correction`]).
-    let space = shared.books.engine().forks().begin_fork(parent.space);
+    let begun = shared.books.engine().forks().begin_fork(parent.space);
+    let Ok(space) = begun else {
+        // No number is free. There are more of them than processes on a machine. The child waits at
+        // its first missing page: with its descriptor closed, it would read zeros.
+        shared.gauges.shortages.no_entry();
+        return std::mem::forget(child);
+    };
     let row = shared.books.row(space);
     row.put_fd(Fds::Uffd, Some(child.as_fd()));
     let child = Process::new(
         space,
         Arc::new(Anonymous::new(child)),
-        parent.beacon,
+        parent.relatives.beacon,
         Some(parent.space),
-        Some(parent.family),
+        Some(parent.relatives.family),
         row,
     );
+    child.ground.fenced_as(&parent.ground); // until its first discovery
     child.managed.store(true, Ordering::Relaxed);
     child.row.set(Flag::Managed);
-    let uncounted =
-        parent.counting.load(Ordering::SeqCst) > 0 || parent.recount.load(Ordering::Acquire);
-    child.recount.store(uncounted, Ordering::Release);
+    let uncounted = parent.backlog.counting.load(Ordering::SeqCst) > 0
+        || parent.backlog.recount.load(Ordering::Acquire);
+    child.backlog.recount.store(uncounted, Ordering::Release);
+    child.refused.inherit(&parent.refused);
+    if child.refused.any() {
+        child.row.set(Flag::Short);
+    }
     let child = Arc::new(child);
     // The evictor may get a page of the child before its books are complete, and waits for them at
     // this lock.
     let layout = child.layout.write(); // its hold is a part of the parent's, which is noted
     shared.processes.add_forming(child.clone());
-    let forked = parts::forked(shared, parent.space, space);
+    let effect = parts::forked(shared, parent.space, &child);
     drop(layout);
-    match forked {
-        Ok(effect) => {
-            if let (true, Some(agent)) = (effect.cancel_batch, parent.agent.get()) {
-                agent.commands.cancel();
-            }
-            child.row.commit(space, child.parent, child.family);
-            shared.add_process(&child);
-        }
-        // The child is not served, and its userfaultfd stays open: it waits until it is ended.
-        Err(_) => shared.signals.doom(Doom::TableFullByFork),
+    if let (true, Some(agent)) = (effect.cancel_batch, parent.agent.get()) {
+        agent.commands.cancel();
     }
+    child
+        .row
+        .commit(space, child.relatives.parent, child.relatives.family);
+    shared.add_process(&child);
 }
 
-/// Moves the evictor and all agents to CPUs where no client thread faults.
-pub(crate) fn place_agents(processes: &Processes, placement: &Placement) {
-    let mut agents = Vec::new();
-    for process in processes.all() {
-        let alive = process.agent.get().filter(|agent| !agent.has_ended());
-        agents.extend(alive.map(|agent| (agent.tid(), process.pid())));
+#[cfg(test)]
+mod tests {
+    use undercroft_base::VirtPage;
+
+    use super::*;
+    use crate::fault::model_tests::{options, shared};
+    use crate::space::model::ModelMemory;
+
+    /// A parent whose FORK waits behind a move that waits for a late event. The other end of the
+    /// child's descriptor shows whether it is open.
+    fn held_back() -> (Arc<Shared>, Arc<Process>, std::os::fd::OwnedFd) {
+        let shared = shared(options("ram"));
+        let range = VirtRange::new(VirtPage(512), VirtPage(600));
+        let space = {
+            let mut engine = shared.books.engine();
+            let space = engine.layout().add_space();
+            engine.layout().attached(space, range);
+            space
+        };
+        let (beacon, row) = (VirtPage(1 << 20), shared.books.row(space));
+        let memory = Arc::new(ModelMemory::new(range));
+        let parent = Arc::new(Process::new(space, memory, beacon, None, None, row));
+        shared.add_process(&parent);
+        let (child, other_end) = rustix::pipe::pipe().expect("a pipe");
+        let from = VirtRange::new(VirtPage(520), VirtPage(530));
+        let moved = Message::Remap {
+            from,
+            to: VirtPage(550), // in use by the books
+        };
+        let forked = Message::Fork {
+            child: Uffd::from(child),
+        };
+        for event in [moved, forked] {
+            let _layout = parent.layout.write();
+            heard(&shared, &parent, event, Receipt::default());
+        }
+        assert!(
+            !parent.has_applied_all(),
+            "the move waits, and the fork behind it"
+        );
+        (shared, parent, other_end)
     }
-    placement.place_workers(&agents);
+
+    fn is_open(other_end: &impl AsFd) -> bool {
+        let mut fds = [rustix::event::PollFd::new(
+            other_end,
+            rustix::event::PollFlags::OUT,
+        )];
+        let now = rustix::fs::Timespec::default();
+        rustix::event::poll(&mut fds, Some(&now)).expect("poll");
+        !fds[0].revents().contains(rustix::event::PollFlags::ERR)
+    }
+
+    #[test]
+    fn a_child_whose_fork_was_held_back_outlives_its_parent() {
+        let (shared, parent, other_end) = held_back();
+        assert!(is_open(&other_end));
+        ended(&shared, &parent);
+        let all = shared.processes.all();
+        assert_eq!(all.len(), 1, "the child, without the parent");
+        assert_eq!(all[0].relatives.parent, Some(parent.space));
+        drop(parent);
+        assert!(is_open(&other_end), "the child would read zeros");
+    }
 }

@@ -9,12 +9,13 @@ use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::pipe::{PipeFlags, pipe_with};
-use undercroft_base::{PAGE_BYTES, VirtPage, VirtRange};
+use undercroft_base::{BASE_PAGE_BYTES, VirtPage, VirtRange};
+use undercroft_engine::EvictItem;
 use undercroft_model::content::Content;
-use undercroft_model::memory::{Memory, Mm, MoveRefusal, Refusal, Touch};
+use undercroft_model::memory::{Memory, Mm, MoveRefusal, NotInstalled, Touch};
 use undercroft_sys::uffd::{MessageBuf, Messages, RegisterMode, Uffd, UffdError};
 
-use super::port::{Space, Wake};
+use super::port::{Answered, Asked, Begun, Late, Read, Space, Taken, Took, Wake, WayOut};
 use crate::sync::lock;
 
 /// Message numbers of the kernel.
@@ -24,11 +25,11 @@ const REMOVE: u64 = 0x15;
 /// A thread that waits longer has been forgotten.
 const FORGOTTEN: Duration = Duration::from_secs(60);
 
-/// One call in four is slow. It takes four times as long as a removal does after its event.
+/// Calls for each slow one. A slow call takes four times as long as a removal does after its event.
 const SLOW_CALL: u32 = 4;
 const DELAY: Duration = Duration::from_micros(50);
 
-/// One address space of the model.
+/// An address space of the model.
 pub(crate) struct ModelMemory {
     kernel: Mutex<Kernel>,
     changed: Condvar,
@@ -39,9 +40,14 @@ pub(crate) struct ModelMemory {
     pub cut: AtomicU64,
     /// Pages that can be installed until a layout event comes.
     pub until_event: AtomicU64,
+    /// How many of the next reads, and of the next poisonings, the kernel has no memory for.
+    pub short_reads: AtomicU32,
+    pub short_poisons: AtomicU32,
     /// Calls that install, and those of them that wake threads.
     pub calls: AtomicU32,
     pub waking_calls: AtomicU32,
+    /// Pages that left for good by its own way out.
+    pub left: AtomicU32,
 }
 
 struct Kernel {
@@ -79,8 +85,11 @@ impl ModelMemory {
             sender,
             cut: AtomicU64::new(0),
             until_event: AtomicU64::new(u64::MAX),
+            short_reads: AtomicU32::new(0),
+            short_poisons: AtomicU32::new(0),
             calls: AtomicU32::new(0),
             waking_calls: AtomicU32::new(0),
+            left: AtomicU32::new(0),
         }
     }
 
@@ -137,6 +146,16 @@ impl ModelMemory {
         lock(&self.kernel).memory.zap(self.mm, range);
     }
 
+    /// The program begins to change its mappings, or has done so.
+    pub(crate) fn changes(&self, begins: bool) {
+        let mut kernel = lock(&self.kernel);
+        if begins {
+            kernel.memory.begin_change(self.mm);
+        } else {
+            kernel.memory.end_change(self.mm);
+        }
+    }
+
     /// UFFDIO_MOVE to where the manager reads it.
     pub(crate) fn move_out(&self, page: VirtPage) -> Result<Content, MoveRefusal> {
         lock(&self.kernel).memory.move_out(self.mm, page)
@@ -185,12 +204,20 @@ impl ModelMemory {
     }
 }
 
-fn refused(refusal: Refusal, done: u64) -> UffdError {
+/// Takes one, if there is one.
+fn takes_one(from: &AtomicU32) -> bool {
+    from.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
+        left.checked_sub(1)
+    })
+    .is_ok()
+}
+
+fn refused(refusal: NotInstalled, done: u64) -> UffdError {
     match refusal {
-        Refusal::Exists => UffdError::Exists { done },
-        Refusal::NotMapped => UffdError::NotMapped { done },
-        Refusal::LayoutChanging => UffdError::LayoutChanging { done },
-        Refusal::NoMemory => UffdError::NoMemory { done },
+        NotInstalled::Exists => UffdError::Exists { done },
+        NotInstalled::NotMapped => UffdError::NotMapped { done },
+        NotInstalled::LayoutChanging => UffdError::LayoutChanging { done },
+        NotInstalled::NoMemory => UffdError::NoMemory { done },
     }
 }
 
@@ -200,7 +227,56 @@ impl AsFd for ModelMemory {
     }
 }
 
+/// Pages leave at once: the model is never late.
+impl WayOut for ModelMemory {
+    fn begin(&self, _: &[EvictItem]) -> Begun {
+        Begun::Yes(Asked::default())
+    }
+
+    fn wait(&self, asked: Asked) -> Answered {
+        Answered::Done(asked)
+    }
+
+    fn take(&self, _: Answered, group: &[EvictItem], buffer: &mut [u8]) -> Took {
+        let (mut moved, mut refused) = (0, 0);
+        for (at, item) in group.iter().enumerate() {
+            match self.move_out(item.page) {
+                Ok(content) => {
+                    let place = &mut buffer[at * BASE_PAGE_BYTES..][..BASE_PAGE_BYTES];
+                    place.copy_from_slice(&content.bytes());
+                    moved |= 1 << at;
+                }
+                Err(MoveRefusal::Busy) => refused |= 1 << at,
+                Err(_) => {}
+            }
+        }
+        Took::Pages(Taken {
+            moved,
+            refused,
+            read: Read::Yes,
+        })
+    }
+
+    fn resume(&self, late: Late, _: Duration, _: &[EvictItem], _: &mut [u8]) -> Took {
+        unreachable!("{late:?} of the model")
+    }
+
+    fn stay(&self, page: VirtPage, bytes: &[u8]) -> Result<(), UffdError> {
+        self.install(page, bytes, Wake::Now)
+    }
+
+    fn left(&self, _: &[EvictItem], pages: u64) {
+        self.left.fetch_add(pages.count_ones(), Ordering::Relaxed);
+    }
+
+    fn end(&self, _: &[EvictItem]) {}
+}
+
 impl Space for ModelMemory {
+    fn way_out(&self) -> Option<&dyn WayOut> {
+        Some(self)
+    }
+
     fn register(&self, range: VirtRange, _: RegisterMode) -> Result<(), UffdError> {
         let mut kernel = lock(&self.kernel);
         (kernel.memory).advise(self.mm, range, |advice| advice.registered = true);
@@ -215,6 +291,10 @@ impl Space for ModelMemory {
 
     fn events<'a>(&self, buffer: &'a mut MessageBuf) -> io::Result<Messages<'a>> {
         let mut kernel = lock(&self.kernel);
+        // The kernel needs memory for a fork's message only, so a read that finds none has it.
+        if !kernel.pending.is_empty() && takes_one(&self.short_reads) {
+            return Err(rustix::io::Errno::NOMEM.into());
+        }
         let messages = self.messages.read_messages(buffer)?;
         let read = kernel.pending.drain(..messages.len());
         let events = read.filter(|is_event| *is_event).count() as u64;
@@ -224,8 +304,8 @@ impl Space for ModelMemory {
     }
 
     fn install(&self, at: VirtPage, bytes: &[u8], wake: Wake) -> Result<(), UffdError> {
-        let range = VirtRange::new(at, at.plus((bytes.len() / PAGE_BYTES) as u64));
-        let page = |at: usize| Content::of(&bytes[at * PAGE_BYTES..][..PAGE_BYTES]);
+        let range = VirtRange::new(at, at.plus((bytes.len() / BASE_PAGE_BYTES) as u64));
+        let page = |at: usize| Content::of(&bytes[at * BASE_PAGE_BYTES..][..BASE_PAGE_BYTES]);
         self.put(range, wake, |at| page(at).expect("whole pages"))
     }
 
@@ -249,10 +329,50 @@ impl Space for ModelMemory {
     }
 
     fn poison(&self, range: VirtRange) -> Result<(), UffdError> {
+        if takes_one(&self.short_poisons) {
+            return Err(UffdError::NoMemory { done: 0 });
+        }
         for (done, page) in range.pages().enumerate() {
             let put = lock(&self.kernel).memory.poison(self.mm, page);
             put.map_err(|refusal| refused(refusal, done as u64))?;
         }
         Ok(())
+    }
+
+    fn is_gone(&self) -> bool {
+        !lock(&self.kernel).memory.has(self.mm)
+    }
+
+    fn lowest(&self) -> VirtPage {
+        VirtPage(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The pages of the lowest addresses, of the middle and of the top: absent, there, poisoned.
+    #[test]
+    fn is_gone_of_a_live_space_leaves_every_page_as_it_was() {
+        for start in [0, 16, 0x4_0000, 0x7_ffff_fffc] {
+            let pages = VirtRange::new(VirtPage(start), VirtPage(start + 3));
+            let model = ModelMemory::new(pages);
+            let there = VirtPage(start + 1);
+            model.zero(VirtRange::one(there), Wake::Now).expect("room");
+            let poisoned = VirtPage(start + 2);
+            model.poison(VirtRange::one(poisoned)).expect("room");
+            assert!(!model.is_gone() && !model.is_event_pending());
+            let mut kernel = lock(&model.kernel);
+            let touch = |memory: &mut Memory, page| memory.touch(model.mm, page, None);
+            assert!(kernel.memory.is_absent(model.mm, pages.start));
+            assert_eq!(touch(&mut kernel.memory, pages.start), Touch::Fault);
+            let zeros = Touch::Done(Content::ZERO);
+            assert_eq!(touch(&mut kernel.memory, there), zeros);
+            assert_eq!(touch(&mut kernel.memory, poisoned), Touch::Poisoned);
+            kernel.memory.exit(model.mm);
+            drop(kernel);
+            assert!(model.is_gone());
+        }
     }
 }

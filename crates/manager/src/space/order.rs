@@ -9,9 +9,8 @@
 use std::collections::VecDeque;
 
 use undercroft_base::{VirtPage, VirtRange};
+use undercroft_proto::legacy::Row;
 use undercroft_sys::uffd::{Message, Receipt};
-
-use crate::legacy::Row;
 
 /// Old places that are remembered. If there are more, they are forgotten once the kernel has no
 /// event to report.
@@ -32,7 +31,7 @@ pub(crate) struct EventOrder {
 
 /// Phases of an event that is being applied, as a successor finds them.
 pub(crate) mod phase {
-    /// It is the one to apply next.
+    /// The event is the next to apply.
     pub(crate) const CHOSEN: u8 = 1;
     /// A move: what was at its new place before is out of the books.
     pub(crate) const PLACE_IS_FREE: u8 = 2;

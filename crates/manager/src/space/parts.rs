@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 
 use undercroft_base::{SpaceId, VirtPage, VirtRange};
 use undercroft_engine::{EVERYTHING, Effect, Engine, LedgerFull};
+use undercroft_proto::legacy::Flag;
+use undercroft_sys::uffd::UffdError;
 
 use crate::books::ledger::MemfdLedger;
 use crate::space::graves::Dead;
@@ -112,7 +114,10 @@ pub(crate) fn dropped(shared: &Shared, space: SpaceId, range: VirtRange, unmappe
         }
         engine.books().some_parts(space, range, MANY).len() < MANY
     });
-    if few || shared.books.record.is_some() {
+    let at_once = few || shared.books.record.is_some();
+    let new_grave = || shared.books.engine().layout().new_grave(space);
+    let grave = (!at_once).then(new_grave).flatten();
+    let Some(grave) = grave else {
         in_parts(
             shared,
             space,
@@ -121,8 +126,7 @@ pub(crate) fn dropped(shared: &Shared, space: SpaceId, range: VirtRange, unmappe
             |_| {},
         );
         return effect;
-    }
-    let grave = shared.books.engine().layout().add_space();
+    };
     let mut left = range;
     while !left.is_empty() {
         let of_parts = locked(shared, |engine| {
@@ -137,26 +141,26 @@ pub(crate) fn dropped(shared: &Shared, space: SpaceId, range: VirtRange, unmappe
 }
 
 /// Moves the books of a mapping. Pages without room in the page table at the new place go on
-/// unmanaged.
+/// unmanaged, and are refused there if they are not in memory.
 ///
 /// * `freed`: what was at the new place is out of the books already, and some pages may have moved.
 /// * `free`: called once it is.
-///
-/// Errors: no room for a page that is not resident.
 pub(crate) fn moved(
     shared: &Shared,
-    space: SpaceId,
+    process: &Process,
     (from, to): (VirtRange, VirtPage),
     freed: bool,
     free: impl FnOnce(),
-) -> Result<Effect, LedgerFull> {
+) -> Effect {
+    let space = process.space;
     let new = VirtRange::new(to, to.plus(from.count().0));
     let mut effect = Effect::default();
     if !freed {
         effect = dropped(shared, space, new, true);
         free();
     }
-    let mut lost = Ok(());
+    let mut no_room = Vec::new();
+    let new_place = |page: VirtPage| to.plus(page.0 - from.start.0);
     locked(shared, |engine| {
         engine.layout().region_moved(space, from, to)
     });
@@ -164,47 +168,75 @@ pub(crate) fn moved(
         shared,
         space,
         from,
-        |engine, part| {
-            let target = to.plus(part.start.0 - from.start.0);
-            match engine.layout().remap_pages(space, part, target) {
-                Ok(of_part) => effect.cancel_batch |= of_part.cancel_batch,
-                Err(LedgerFull) if engine.books().keeps_nothing(space, part) => {
-                    effect.cancel_batch |= engine.layout().removed(space, part).cancel_batch;
-                    shared.gauges.shortages.no_entry();
-                }
-                Err(LedgerFull) => lost = Err(LedgerFull),
-            }
+        |engine, part| match (engine.layout()).remap_pages(space, part, new_place(part.start)) {
+            Ok(of_part) => effect.cancel_batch |= of_part.cancel_batch,
+            Err(LedgerFull) => no_room.push(part),
         },
         |_| {},
     );
-    lost.map(|()| effect)
+    for part in no_room {
+        // Refused before they are forgotten: a successor that moves the mapping again must find
+        // them, or they would read as zeros.
+        let away = locked(shared, |engine| engine.books().away(space, part));
+        let moved = |old: VirtRange| VirtRange::new(new_place(old.start), new_place(old.end));
+        refuse(shared, process, away.into_iter().map(moved));
+        let removed = locked(shared, |engine| engine.layout().removed(space, part));
+        effect.cancel_batch |= removed.cancel_batch;
+    }
+    effect
 }
 
 /// Copies the books of `parent` for a fork child; `begin_fork` made `child`. Pages without room in
-/// the page table go on unmanaged in the child.
-///
-/// Errors: no room for a page that is not resident.
-pub(crate) fn forked(
-    shared: &Shared,
-    parent: SpaceId,
-    child: SpaceId,
-) -> Result<Effect, LedgerFull> {
-    let mut effect = Effect::default();
-    let mut lost = Ok(());
+/// the page table go on unmanaged in the child, and are refused to it if they are not in memory.
+/// No page of the child is served meanwhile.
+pub(crate) fn forked(shared: &Shared, parent: SpaceId, child: &Process) -> Effect {
+    let (mut effect, mut no_room) = (Effect::default(), Vec::new());
+    let space = child.space;
     in_parts(
         shared,
         parent,
         EVERYTHING,
-        |engine, part| match engine.forks().inherit_range(parent, child, part, &[]) {
+        |engine, part| match engine.forks().inherit_range(parent, space, part, &[]) {
             Ok(of_part) => effect.cancel_batch |= of_part.cancel_batch,
-            Err(LedgerFull) if engine.books().keeps_nothing(parent, part) => {
-                shared.gauges.shortages.no_entry();
-            }
-            Err(LedgerFull) => lost = Err(LedgerFull),
+            Err(LedgerFull) => no_room.push(part),
         },
-        |engine| engine.forks().end_fork(parent, child),
+        |engine| engine.forks().end_fork(parent, space),
     );
-    lost.map(|()| effect)
+    for part in no_room {
+        let away = locked(shared, |engine| {
+            engine.layout().removed(space, part);
+            engine.books().away(parent, part)
+        });
+        refuse(shared, child, away.into_iter());
+    }
+    effect
+}
+
+/// The page table has no room for these pages of a process. Those of them that are missing are
+/// nowhere: a touch is SIGBUS, and never reads zeros. Only this process feels it.
+fn refuse(shared: &Shared, process: &Process, ranges: impl Iterator<Item = VirtRange>) {
+    shared.gauges.shortages.no_entry();
+    for range in ranges {
+        shared.gauges.shortages.refused(range.count());
+        // A range of several mappings, or with a page that is there, is refused as a whole. Nothing
+        // is allowed while the thread has another event to report, as after a move.
+        let whole = process.memory.poison(range).is_ok();
+        if !whole && !range.pages().all(|page| is_poisoned(process, page)) {
+            process.row.set(Flag::Short);
+            process.refused.add(range);
+        }
+    }
+}
+
+/// Poisons a page. True also if it is in memory or not mapped: then nothing is missing.
+fn is_poisoned(process: &Process, page: VirtPage) -> bool {
+    match process.memory.poison(VirtRange::one(page)) {
+        Ok(())
+        | Err(UffdError::Exists { .. } | UffdError::NotMapped { .. } | UffdError::ClientGone) => {
+            true
+        }
+        Err(_) => false,
+    }
 }
 
 /// Has the books forgotten later, a few chunks at a time.
@@ -213,15 +245,16 @@ fn forget_later(shared: &Shared, dead: Dead) {
     shared.signals.kick_control();
 }
 
-/// Removes an address space that is gone. Its pages are forgotten and its slots freed later, a few
-/// chunks at a time; those of a small one at once.
+/// Removes an address space that is gone, and whose events are applied. Its pages are forgotten and
+/// its slots freed later, a few chunks at a time; those of a small one at once.
 pub(crate) fn ended(shared: &Shared, process: &Arc<Process>) {
     process.gone.store(true, Ordering::Relaxed);
     process.row.free();
-    if !shared.processes.remove(process) {
+    let is_active = |thread| shared.cpu_plan.is_active(thread);
+    if !shared.processes.remove(process, is_active) {
         return;
     }
-    shared.signals.wake_fault_threads();
+    shared.signals.wake_followers(is_active);
     let process = process.clone();
     let mut dead = Dead {
         relatives: shared.processes.relatives(&process),

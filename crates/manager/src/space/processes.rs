@@ -13,7 +13,7 @@ use crate::sync::lock;
 /// Most fork relatives that are asked whether they share a page.
 const RELATIVES_MAX: usize = 32;
 
-/// One change of the set.
+/// A change of the set.
 pub(crate) enum Change {
     Came(Arc<Process>),
     Went(SpaceId),
@@ -32,7 +32,7 @@ struct Known {
 impl Known {
     /// False if it was listed already.
     fn list(&mut self, process: &Arc<Process>) -> bool {
-        let (space, family) = (process.space, process.family);
+        let (space, family) = (process.space, process.relatives.family);
         let members = self.families.entry(family).or_default();
         members.insert(space, process.clone());
         self.spaces.insert(space, process.clone()).is_none()
@@ -45,10 +45,10 @@ impl Known {
         {
             self.pids.remove(&pid);
         }
-        if let Some(members) = self.families.get_mut(&process.family) {
+        if let Some(members) = self.families.get_mut(&process.relatives.family) {
             members.remove(&process.space);
             if members.is_empty() {
-                self.families.remove(&process.family);
+                self.families.remove(&process.relatives.family);
             }
         }
         self.spaces.remove(&process.space).is_some()
@@ -61,7 +61,15 @@ pub(crate) struct Processes {
     /// Incremented at each change of `known`.
     generation: AtomicU64,
     /// For each fault thread, the changes that it has not read yet.
-    news: Vec<Mutex<Vec<Change>>>,
+    news: Vec<Mutex<News>>,
+}
+
+/// Changes that a fault thread has not read yet.
+#[derive(Default)]
+struct News {
+    changes: Vec<Change>,
+    /// There were others while it was not active.
+    missed: bool,
 }
 
 impl Processes {
@@ -101,7 +109,7 @@ impl Processes {
         self.read().pids.get(&pid).cloned()
     }
 
-    /// All processes, oldest first. Cost: O(all), so not for each event.
+    /// All processes, in order of their numbers. Cost: O(all), so not for each event.
     pub(crate) fn all(&self) -> Vec<Arc<Process>> {
         self.read().spaces.values().cloned().collect()
     }
@@ -111,16 +119,21 @@ impl Processes {
         self.read().spaces.values().any(|process| wanted(process))
     }
 
-    /// Address spaces that may share frames with this one by fork, and have an agent: the oldest
-    /// few.
+    /// Address spaces that may share frames with this one by fork, and have an agent: those
+    /// with the lowest numbers.
     pub(crate) fn relatives(&self, process: &Process) -> Vec<SpaceId> {
         let known = self.read();
-        let family = known.families.get(&process.family);
+        let family = known.families.get(&process.relatives.family);
         let others = family.into_iter().flatten().map(|(_, other)| other);
         let wanted =
             |other: &&Arc<Process>| other.space != process.space && other.agent.get().is_some();
         let spaces = others.filter(wanted).map(|other| other.space);
         spaces.take(RELATIVES_MAX).collect()
+    }
+
+    /// Whether a family has this number. Its first process may be gone.
+    pub(crate) fn is_family(&self, space: SpaceId) -> bool {
+        self.read().families.contains_key(&space)
     }
 
     /// Wakes the threads that wait on these pages.
@@ -140,7 +153,8 @@ impl Processes {
 
     /// Adds an address space, or notes that its process has announced itself. False if it was
     /// known.
-    pub(crate) fn add(&self, process: &Arc<Process>) -> bool {
+    /// * `is_active`: whether a fault thread follows changes.
+    pub(crate) fn add(&self, process: &Arc<Process>, is_active: impl Fn(usize) -> bool) -> bool {
         let mut known = self.write();
         if let Some(pid) = process.pid() {
             known.pids.insert(pid, process.clone());
@@ -148,31 +162,40 @@ impl Processes {
         known.forming.remove(&process.space);
         let is_new = known.list(process);
         if is_new {
-            self.tell(|| Change::Came(process.clone()));
+            self.tell(is_active, || Change::Came(process.clone()));
         }
         is_new
     }
 
     /// Removes an address space. False if it was not known.
-    pub(crate) fn remove(&self, process: &Process) -> bool {
+    /// * `is_active`: as for [`Processes::add`].
+    pub(crate) fn remove(&self, process: &Process, is_active: impl Fn(usize) -> bool) -> bool {
         let mut known = self.write();
         let was = known.strike(process);
         if was {
-            self.tell(|| Change::Went(process.space));
+            self.tell(is_active, || Change::Went(process.space));
         }
         was
     }
 
-    /// Called with `known` locked, so that all threads read changes in one order.
-    fn tell(&self, change: impl Fn() -> Change) {
-        for news in &self.news {
-            lock(news).push(change());
+    /// Called with `known` locked, so that all threads read changes in one order. Threads that are
+    /// not active keep no process alive.
+    fn tell(&self, is_active: impl Fn(usize) -> bool, change: impl Fn() -> Change) {
+        for (thread, news) in self.news.iter().enumerate() {
+            let mut news = lock(news);
+            if is_active(thread) {
+                news.changes.push(change());
+            } else {
+                (news.changes, news.missed) = (Vec::new(), true);
+            }
         }
         self.generation.fetch_add(1, Ordering::Release);
     }
 
-    /// Takes the changes that a fault thread has not read yet, oldest first.
-    pub(crate) fn news(&self, thread: usize) -> Vec<Change> {
-        std::mem::take(&mut lock(&self.news[thread]))
+    /// Takes the changes that a fault thread has not read yet, oldest first. `None`: there were
+    /// more while it was not active.
+    pub(crate) fn news(&self, thread: usize) -> Option<Vec<Change>> {
+        let news = std::mem::take(&mut *lock(&self.news[thread]));
+        (!news.missed).then_some(news.changes)
     }
 }

@@ -5,14 +5,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use undercroft_base::Nanos;
+use undercroft_proto::options::ClientOptions;
+
 use super::arrivals::Arrivals;
 use super::graves::Graves;
 use super::process::Process;
 use super::processes::Processes;
 use crate::books::Books;
+use crate::cpus::CpuPlan;
 use crate::gauges::Gauges;
-use crate::options::ClientOptions;
-use crate::placement::Placement;
 use crate::signals::Signals;
 
 /// The groups of one run.
@@ -30,7 +32,7 @@ pub(crate) struct Shared {
     /// How threads wake each other, and stop.
     pub signals: Signals,
     /// The CPUs on which threads run.
-    pub placement: Placement,
+    pub cpu_plan: CpuPlan,
     /// The user's options.
     pub options: ClientOptions,
     pub started: Instant,
@@ -39,14 +41,20 @@ pub(crate) struct Shared {
 impl Shared {
     /// Adds an address space, or notes that its process has announced itself.
     pub(crate) fn add_process(&self, process: &Arc<Process>) {
-        if self.processes.add(process) {
+        let is_active = |thread| self.cpu_plan.is_active(thread);
+        if self.processes.add(process, is_active) {
             self.gauges.spaces_seen.fetch_add(1, Ordering::Relaxed);
-            self.signals.wake_fault_threads();
+            self.signals.wake_followers(is_active);
         }
     }
 
     pub(crate) fn elapsed(&self) -> Duration {
         self.elapsed_at(Instant::now())
+    }
+
+    /// As [`Shared::elapsed`], for a machine without a clock.
+    pub(crate) fn now(&self) -> Nanos {
+        Nanos(self.elapsed().as_nanos() as u64)
     }
 
     /// As [`Shared::elapsed`], at another moment.

@@ -16,13 +16,13 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use undercroft_base::{SpaceId, VirtRange};
 use undercroft_sys::sideband::{Record, RecordRing, Sideband, Wake};
 
-use crate::placement::FAULT_THREADS_MAX;
+use crate::cpus::FAULT_THREADS_MAX;
 use crate::space::arrivals::Arrival;
 use crate::space::discover;
 use crate::space::process::Process;
@@ -32,6 +32,15 @@ use crate::sync::lock;
 
 /// Longest sleep, so that the thread notices the end of the run.
 const NAP: Duration = Duration::from_secs(4);
+
+/// Records that come one so shortly after the other, many times in a row, are read together: each
+/// wake-up takes longer than a small mapping.
+const CLOSE: Duration = Duration::from_micros(100);
+
+/// Wake-ups in a row after which the thread pauses, and the pause. A program touches less than
+/// 0.5 MiB meanwhile.
+const CLOSE_ONES: u32 = 8;
+const PAUSE: Duration = Duration::from_micros(100);
 
 /// The watch, shared with the control thread, which adds processes. `None` if the kernel refuses
 /// it.
@@ -91,11 +100,12 @@ pub(crate) fn shares(watch: &Watch) -> io::Result<Vec<Share>> {
 
 /// Body of a thread: it reads the records of its share.
 pub(crate) fn run(shared: &Shared, share: &Share) {
-    shared.placement.be_prompt(2);
-    shared.placement.stay_near(&share.cpus);
-    shared.placement.pins.store(true, Ordering::Relaxed);
+    shared.cpu_plan.be_prompt(2);
+    shared.cpu_plan.stay_near(&share.cpus);
+    shared.cpu_plan.pins.store(true, Ordering::Relaxed);
     let mut mapped: Vec<(u32, VirtRange, bool)> = Vec::new();
-    let mut threads: Vec<u32> = Vec::new();
+    let mut threads: Vec<(u32, u32)> = Vec::new();
+    let (mut slept_at, mut close_ones) = (Instant::now(), 0);
     while !shared.signals.stopped() {
         let nap = rustix::fs::Timespec {
             tv_sec: NAP.as_secs() as i64,
@@ -106,6 +116,11 @@ pub(crate) fn run(shared: &Shared, share: &Share) {
             .map(|ring| PollFd::new(&ring.news, PollFlags::IN))
             .collect();
         let _ = poll(&mut fds, Some(&nap));
+        close_ones = if slept_at.elapsed() < CLOSE {
+            close_ones + 1
+        } else {
+            0
+        };
         mapped.clear();
         threads.clear();
         for shared_ring in &share.rings {
@@ -115,17 +130,15 @@ pub(crate) fn run(shared: &Shared, share: &Share) {
                     range,
                     anonymous,
                     ..
-                } => {
-                    mapped.push((pid, range, anonymous));
-                }
+                } => mapped.push((pid, range, anonymous)),
                 Record::Fork {
                     pid,
                     ppid,
                     tid,
                     ptid,
                 } => {
-                    shared.placement.pin.started(ptid, tid);
-                    threads.extend((pid == ppid).then_some(pid));
+                    started(shared, (ppid, ptid), (pid, tid));
+                    threads.extend((pid == ppid).then_some((pid, tid)));
                 }
                 Record::Lost(_) => {
                     shared.signals.discover_again.store(true, Ordering::Relaxed);
@@ -136,18 +149,35 @@ pub(crate) fn run(shared: &Shared, share: &Share) {
         }
         let mut done = None;
         for (pid, range, anonymous) in &mapped {
+            let Some(process) = managed(&shared.processes, *pid) else {
+                continue;
+            };
             if *anonymous {
-                arrived(shared, *pid, *range, &mut done);
-            } else if let Some(process) = managed(&shared.processes, *pid) {
-                process.fence(*range); // what is mapped beside it is registered without it
+                arrived(shared, process, *range, &mut done);
+            } else {
+                process.ground.fence(*range); // what is mapped beside it is registered without it
             }
         }
-        threads.dedup();
-        for pid in &threads {
+        for (pid, tid) in &threads {
             if let Some(process) = managed(&shared.processes, *pid) {
-                discover::lock_threads(&shared.books, &shared.signals, &process, *pid);
+                discover::thread_started(&shared.books, &shared.signals, &process, *tid);
             }
         }
+        if close_ones >= CLOSE_ONES {
+            std::thread::sleep(PAUSE);
+        }
+        slept_at = Instant::now();
+    }
+}
+
+/// Thread `by` has started a thread, of its own process or of a new one. A new process may share
+/// its memory. Both are given as process and thread.
+fn started(shared: &Shared, by: (u32, u32), (other, tid): (u32, u32)) {
+    shared.cpu_plan.pin.started(by.1, tid);
+    if other != by.0
+        && let Some(process) = shared.processes.of_pid(by.0)
+    {
+        process.partners.started(other, by.0, process.commands());
     }
 }
 
@@ -158,19 +188,26 @@ fn managed(processes: &Processes, pid: u32) -> Option<Arc<Process>> {
     managed.then_some(process)
 }
 
-/// Registers a mapping that process `pid` has made at `range`.
-/// * `done`: what was registered since the records were read.
-fn arrived(shared: &Shared, pid: u32, range: VirtRange, done: &mut Option<(SpaceId, VirtRange)>) {
-    let Some(process) = managed(&shared.processes, pid) else {
-        return;
-    };
-    // The books may be behind, so the mapping goes to the other thread anyway.
-    if !discover::is_surely_known(&shared.books, &process, range)
-        && let Some(wide) = process.between_fences(range)
-        && done.replace((process.space, wide)) != Some((process.space, wide))
-    {
-        discover::register_early(&process, wide);
+/// Registers a mapping that the process has made at `range`.
+/// * `done`: what was registered last since the records were read.
+fn arrived(
+    shared: &Shared,
+    process: Arc<Process>,
+    range: VirtRange,
+    done: &mut Option<(SpaceId, VirtRange)>,
+) {
+    let covers =
+        |done: &(SpaceId, VirtRange)| done.0 == process.space && done.1.intersect(range) == range;
+    if !done.as_ref().is_some_and(covers) {
+        // Its protection has changed, or a neighbour has grown into it.
+        let is_old = process.ground.has(range) && !process.event_pending();
+        let ground = (!is_old).then(|| discover::register_ground(&process, range));
+        *done = ground.flatten().map(|ground| (process.space, ground));
     }
+    if done.as_ref().is_some_and(covers) {
+        process.ground.registered(range);
+    }
+    // Ground and books may be behind, so the mapping goes to the other thread anyway.
     shared.signals.stir();
     if let Err(new) = shared.arrivals.add(Arrival { process, range }) {
         discover::manage_new(shared, &new.process, new.range);
@@ -179,7 +216,7 @@ fn arrived(shared: &Shared, pid: u32, range: VirtRange, done: &mut Option<(Space
 
 /// Body of the thread that brings the books up to date with new mappings.
 pub(crate) fn attend(shared: &Shared) {
-    shared.placement.be_prompt(1);
+    shared.cpu_plan.be_prompt(1);
     while !shared.signals.stopped() {
         if let Some(new) = shared.arrivals.take(NAP) {
             discover::manage_new(shared, &new.process, new.range);

@@ -27,7 +27,7 @@ enum Weaker {
 use Weaker::*;
 
 /// Every access of the protocol that has a memory order, and the effect of a weaker one.
-const ORDERS: [(Access, Word, Ordering, Ordering, Weaker); 27] = [
+const ORDERS: [(Access, Word, Ordering, Ordering, Weaker); 28] = [
     // Commands and answers.
     (Store, Seq, SeqCst, Relaxed, Fails(Commands, Race)),
     (
@@ -98,14 +98,15 @@ const ORDERS: [(Access, Word, Ordering, Ordering, Weaker); 27] = [
         Harmless(&[Events], "used in turn: the exclusion orders it"),
     ),
     // The fork gate.
-    (StoreOf(1), InHand, SeqCst, Release, Fails(Fork, Race)),
+    (AddOf(1), InHand, SeqCst, AcqRel, Fails(Fork, Race)),
+    (AddOf(1), InHand, SeqCst, Relaxed, Fails(Fork, Race)),
     (Load, Forking, SeqCst, Acquire, Fails(Fork, Race)),
     (Add, Forking, SeqCst, AcqRel, Fails(Fork, Race)),
     (Add, Forking, SeqCst, Relaxed, Fails(Fork, Race)),
     (Load, InHand, SeqCst, Acquire, Fails(Fork, Race)),
     (Load, InHand, SeqCst, Relaxed, Fails(Fork, Race)),
-    (StoreOf(0), InHand, SeqCst, Release, Fails(Fork, Hang)),
-    (StoreOf(0), InHand, SeqCst, Relaxed, Fails(Fork, Race)),
+    (AddOf(u32::MAX), InHand, SeqCst, AcqRel, Fails(Fork, Hang)),
+    (AddOf(u32::MAX), InHand, SeqCst, Relaxed, Fails(Fork, Race)),
 ];
 
 #[test]

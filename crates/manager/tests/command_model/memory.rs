@@ -18,7 +18,7 @@ use loom::sync::{Condvar, Mutex};
 
 use undercroft_wire::command::{CommandWords, Word};
 
-/// What is done to a word.
+/// Kinds of access to a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
     Load,
@@ -27,9 +27,11 @@ pub(crate) enum Access {
     /// Of this value, to a word that has a meaning for each.
     StoreOf(u32),
     Add,
+    /// Of this value, to the word that counts claims.
+    AddOf(u32),
 }
 
-/// What is wrong with the memory or the kernel.
+/// Defects of the memory or the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Broken {
     Nothing,
@@ -39,7 +41,7 @@ pub(crate) enum Broken {
     Wake(Word),
 }
 
-/// One word and its sleepers.
+/// A word and its sleepers.
 struct Place {
     value: AtomicU32,
     /// Locked as the kernel locks the queue of a futex. True: every time limit has passed.
@@ -90,10 +92,10 @@ impl Page {
     }
 }
 
-/// What one thread sees of the page.
+/// A thread's view of the page.
 pub(crate) struct Side {
     page: Arc<Page>,
-    /// It made a sequentially consistent store, and no such load since.
+    /// Whether it made a sequentially consistent store, and no such load since.
     unfenced: Cell<bool>,
 }
 
@@ -166,7 +168,11 @@ impl CommandWords for Side {
     }
 
     fn add(&self, word: Word, value: u32) {
-        match self.order(Access::Add, word, SeqCst) {
+        let access = match word {
+            Word::InHand => Access::AddOf(value),
+            _ => Access::Add,
+        };
+        match self.order(access, word, SeqCst) {
             SeqCst => {
                 self.place(word).value.fetch_add(value, AcqRel);
                 self.unfenced.set(true);

@@ -63,7 +63,7 @@ pub(crate) const ALL: [Scene; 14] = [
     Scene::LeftUnread,
 ];
 
-/// What a caller, or the protocol itself, does wrong.
+/// Errors of a caller, or of the protocol itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Variant {
     AsItIs,
@@ -124,7 +124,7 @@ impl Guarded {
 /// The outcome of a scene that was run in every interleaving.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// It held in this many interleavings.
+    /// The scene held in this many interleavings.
     Held(usize),
     /// Two threads used something at once that they must use in turn.
     Race,
@@ -242,11 +242,16 @@ fn waits(side: &Side, seq: u32) -> Waited {
     command::wait(side, seq, || lives(side), || true)
 }
 
+/// The agent waits for a command, and for nothing else.
+fn next_command(side: &Side, last: u32) -> u32 {
+    command::next_command(side, last, |last| side.wait(Word::Seq, last, None))
+}
+
 /// Carries out `count` commands. `act` gets the number of each.
 fn agent(side: &Side, count: usize, said: &Guarded, result: &Guarded, act: impl Fn(u32)) {
     let mut seq = 0;
     for _ in 0..count {
-        seq = command::next_command(side, seq);
+        seq = next_command(side, seq);
         let words = said.get();
         act(seq);
         result.set(words);
@@ -402,7 +407,7 @@ fn fork(broken: Broken, variant: Variant, forks: usize) {
     };
     let threads: Vec<_> = (0..forks).map(forking).collect();
     let side = page.side();
-    for _ in 0..3 - forks {
+    for round in 0..3 - forks {
         let claimed = match variant {
             Variant::ClaimLooksThenSets => {
                 let free = side.load(Word::Forking, SeqCst) == 0;
@@ -413,11 +418,21 @@ fn fork(broken: Broken, variant: Variant, forks: usize) {
             }
             _ => command::claim(&side),
         };
-        if claimed {
+        if !claimed {
+            continue;
+        }
+        memory.set(1);
+        if variant == Variant::ReleasesEarly {
+            command::release(&side);
+            memory.set(0);
+            continue;
+        }
+        // The next group is claimed before this one is published.
+        let next = forks == 1 && round == 0 && command::claim(&side);
+        memory.set(0);
+        command::release(&side);
+        if next {
             memory.set(1);
-            if variant == Variant::ReleasesEarly {
-                command::release(&side);
-            }
             memory.set(0);
             command::release(&side);
         }
@@ -502,7 +517,7 @@ fn death(broken: Broken, stage: u32) {
         thread::spawn(move || {
             let side = page.side();
             if stage > 0 {
-                let seq = command::next_command(&side, 0);
+                let seq = next_command(&side, 0);
                 if stage == 1 {
                     // What `between_events` does until it has the right to move, and no more.
                     command::exclude_reader(&side);
@@ -550,7 +565,7 @@ fn start(broken: Broken) {
             command::announce(&page.side());
         })
     };
-    command::wait_for_agent(&page.side());
+    assert!(command::wait_for_agent(&page.side(), || true));
     descriptors.set(1); // closed
     agent_thread.join().expect("the agent ends");
 }

@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 
-use undercroft_base::{Bytes, PAGE_BYTES, PageCount, PageNo, TierId};
+use undercroft_base::{BASE_PAGE_BYTES, Bytes, PageCount, PageNo, TierId};
 
 use crate::place::waterfall::Waterfall;
 use crate::place::worth::Worth;
@@ -39,7 +39,7 @@ impl Tiers {
         let mut found = Tiers {
             pool: None,
             below: [None; TIERS_MAX],
-            copy: (PAGE_BYTES as f64 / RATIO_FIRST, 0.0),
+            copy: (BASE_PAGE_BYTES as f64 / RATIO_FIRST, 0.0),
             clean: clean.clamp(0.0, 1.0),
         };
         for (at, tier) in tiers.iter().take(TIERS_MAX).enumerate() {
@@ -77,7 +77,7 @@ impl Tiers {
     };
 }
 
-/// One page that is out, and the count of evictions when it left.
+/// A page that is out, and the count of evictions when it left.
 type Copy = (PageNo, u32);
 
 /// The copies of one mini.
@@ -164,7 +164,7 @@ impl Away {
 
     /// Pages of DRAM that copies take, of all pages.
     pub(super) fn dram_pages(&self) -> f64 {
-        self.dram() / PAGE_BYTES as f64
+        self.dram() / BASE_PAGE_BYTES as f64
     }
 
     /// The tiers as they would be: the pool alone differs.

@@ -1,4 +1,4 @@
-//! One limit in miniature: the policies over the followed pages.
+//! A limit in miniature: the policies over the followed pages.
 
 use undercroft_base::{PageCount, PageNo};
 
@@ -24,7 +24,7 @@ pub(super) struct At {
     pub scanned: bool,
 }
 
-/// One limit.
+/// A limit in miniature.
 pub(super) struct Mini {
     /// As for all pages.
     pub limit: PageCount,

@@ -90,15 +90,15 @@ impl Sampling {
     }
 }
 
-/// What happened to a page that is followed.
+/// The kinds of event of a page that is followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
-    /// It is in memory and was not known before. `pages`: as many came with the same fault.
+    /// The page is in memory and was not known before. `pages`: as many came with the same fault.
     New {
         /// At least 1.
         pages: u8,
     },
-    /// It came back. `pages`: as many came with the same fault.
+    /// The page came back. `pages`: as many came with the same fault.
     Loaded {
         /// At least 1.
         pages: u8,
@@ -111,16 +111,16 @@ pub enum What {
     Gone,
 }
 
-/// One thing that happened.
+/// An event of a page that is followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
     /// A page that [`Sampling::takes`].
     pub page: PageNo,
-    /// What happened to it.
+    /// The kind of event.
     pub what: What,
 }
 
-/// One limit.
+/// A limit and the faults it would have had: a point of the curve.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Point {
     /// The limit.

@@ -20,6 +20,7 @@ fn tier(random: &mut Random) -> TierState {
         _ => random.below(capacity + 1),
     };
     TierState {
+        page: undercroft_base::PageSize::Base,
         capacity: Bytes(capacity),
         held: Bytes(held),
         dram: Bytes(random.below(held + 1)),

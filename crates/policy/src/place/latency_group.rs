@@ -44,8 +44,8 @@ const LIFTS_MAX: usize = 16;
 /// No page, or no group.
 const NONE: u32 = u32::MAX;
 
-/// What is known of one page: 8 bytes. A page that is in memory again, with its copy kept, stays in
-/// its group, and so does one that was dropped: only what is stored moves.
+/// The record of a page: 8 bytes. A page that is in memory again, with its copy kept, stays in its
+/// group, and so does one that was dropped: only what is stored moves.
 #[derive(Clone, Copy, Debug)]
 struct Page {
     group: u32,
@@ -60,7 +60,7 @@ struct Group {
     pages: u32,
     /// Its turn to go down; 0 = it does not wait.
     turn: u32,
-    /// It waits to move up.
+    /// Whether it waits to move up.
     lifts: bool,
 }
 
@@ -306,6 +306,7 @@ mod tests {
 
     fn tier(latency: LatencyClass, held: u64) -> TierState {
         TierState {
+            page: undercroft_base::PageSize::Base,
             capacity: Bytes(64 * MIB),
             held: Bytes(held),
             dram: Bytes(0),

@@ -44,7 +44,7 @@ const DISK_FIRST: f64 = 12e6;
 /// See [`Page::sequence`].
 const OF_DISK: u32 = u32::MAX;
 
-/// What is known of one page: 12 bytes.
+/// The record of a page: 12 bytes.
 #[derive(Clone, Copy, Debug, Default)]
 struct Page {
     /// When it came in last, and the time before; 0 = never.
@@ -318,6 +318,7 @@ mod tests {
 
     fn tier(latency: LatencyClass, load_ns: u64) -> TierState {
         TierState {
+            page: undercroft_base::PageSize::Base,
             capacity: Bytes(1 << 30),
             held: Bytes(0),
             dram: Bytes(0),

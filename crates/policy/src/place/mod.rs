@@ -14,7 +14,8 @@ pub mod waterfall;
 pub mod worth;
 
 use crate::UnknownPolicy;
-use undercroft_base::{Bytes, Nanos, PAGE_BYTES, PageCount, PageNo, TierId};
+pub use undercroft_base::LatencyClass;
+use undercroft_base::{Bytes, Nanos, PageCount, PageNo, PageSize, TierId};
 
 /// Most tiers of one client.
 pub const TIERS_MAX: usize = 8;
@@ -42,29 +43,11 @@ pub fn pool_percent(last: bool) -> u32 {
     }
 }
 
-/// How long a tier takes to load a page.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum LatencyClass {
-    /// Compressed in DRAM: some microseconds, on the loading thread.
-    Memory,
-    /// Mapped memory that is not DRAM: a microsecond, on the loading thread.
-    Nvm,
-    /// A request to a device.
-    Device,
-}
-
-impl LatencyClass {
-    /// Whether latency control keeps clients that do not need it out of the fastest tier, if this
-    /// is how fast it is. A compressed tier is no scarce device that others share, and the limit
-    /// pays for it already.
-    pub fn is_spared(self) -> bool {
-        self != LatencyClass::Memory
-    }
-}
-
-/// One tier at the moment of a decision.
+/// A tier at the moment of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TierState {
+    /// Size of the pages of its copies. The engine asks for no other.
+    pub page: PageSize,
     /// Most bytes it may hold.
     pub capacity: Bytes,
     /// Bytes in use.
@@ -87,6 +70,7 @@ impl TierState {
     /// A tier without room, which holds nothing.
     pub const fn empty(latency: LatencyClass) -> TierState {
         TierState {
+            page: PageSize::Base,
             capacity: Bytes(0),
             held: Bytes(0),
             dram: Bytes(0),
@@ -115,11 +99,11 @@ impl TierState {
 
     /// Its capacity in pages that do not compress.
     pub fn capacity_pages(&self) -> PageCount {
-        PageCount(self.capacity.0 / PAGE_BYTES as u64)
+        self.capacity.pages_floor()
     }
 }
 
-/// What is known of a page that needs a tier.
+/// Facts of a page that needs a tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageFacts {
     /// Its entry.
@@ -131,7 +115,7 @@ pub struct PageFacts {
 pub struct Leaving {
     /// Its entry.
     pub no: PageNo,
-    /// It was loaded along with another, and no use of it was seen.
+    /// The page was loaded along with another, and no use of it was seen.
     pub unused: bool,
 }
 
@@ -232,9 +216,9 @@ pub trait Place: Send {
     /// engine locked: O(tiers), no allocation.
     fn order(&mut self, page: PageFacts, tiers: &[TierState]) -> TierOrder;
 
-    /// What should be demoted, if anything. The caller carries it out and asks again, until the
-    /// answer is nothing or nothing could be moved. Asked before each batch that leaves memory, and
-    /// again in the background: devices demote only there, other tiers only before a batch. The
+    /// Names what should be demoted, if anything. The caller carries it out and asks again, until
+    /// the answer is nothing or nothing could be moved. Asked before each batch that leaves memory,
+    /// and again in the background: devices demote only there, other tiers only before a batch. The
     /// others have `demotes` false then. With the engine locked: O(tiers), apart from rare
     /// decisions of some 10 us.
     ///
@@ -289,7 +273,7 @@ pub trait Place: Send {
         false
     }
 
-    /// One in this many pages of the limit is kept free for faults. Half as many pages leave at a
+    /// Pages of the limit for each one that is kept free for faults. Half as many pages leave at a
     /// time (docs/design/0040). Asked once, before the first page.
     fn reserve_part(&self) -> u64 {
         256
@@ -323,7 +307,7 @@ pub trait Place: Send {
         None
     }
 
-    /// What it decided about DRAM; `None` if it decides nothing, or has not yet.
+    /// The policy's decision about DRAM; `None` if it decides nothing, or has not yet.
     fn share(&self) -> Option<Share> {
         None
     }

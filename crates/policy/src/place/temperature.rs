@@ -26,7 +26,7 @@ const SLAB_PAGES: u64 = MIGRATE_PAGES_MAX;
 /// A moment: 2^26 ns, some 67 ms.
 const TICK_BITS: u32 = 26;
 
-/// One step colder: 5 s.
+/// A step colder: 5 s.
 const STEP: u32 = (5_000_000_000_u64 >> TICK_BITS) as u32;
 
 /// From hot to cold: two steps.
@@ -38,14 +38,14 @@ const SCAN_MAX: usize = 1024;
 /// Slabs that wait to be lifted. If there are more, the newest wait for their next fault.
 const LIFTS_MAX: usize = 256;
 
-/// One slab. 8 bytes for each MiB of address space.
+/// A slab. 8 bytes for each MiB of address space.
 #[derive(Clone, Copy, Debug, Default)]
 struct Slab {
     /// When it was used last, or as if; 0 = it is settled, or was never used.
     used: u32,
     /// The tier where its pages belong, or one that has none of them.
     level: u8,
-    /// It waits to be lifted.
+    /// Whether it waits to be lifted.
     lifts: bool,
     /// A page of it was stored once.
     was_stored: bool,
@@ -199,6 +199,7 @@ mod tests {
 
     fn tier(latency: LatencyClass, held: u64) -> TierState {
         TierState {
+            page: undercroft_base::PageSize::Base,
             capacity: Bytes(64 << 20),
             held: Bytes(held),
             dram: Bytes(0),

@@ -4,7 +4,7 @@
 //! Room is made ahead: a tier that could not take the next two batches is relieved. Otherwise new
 //! pages would go to a slower tier than old ones.
 
-use undercroft_base::{Bytes, PAGE_BYTES, PageCount, TierId};
+use undercroft_base::{BASE_PAGE_BYTES, Bytes, PageCount, TierId};
 
 use super::{
     BATCH_PAGES, LatencyClass, MIGRATE_PAGES_MAX, Migration, PageFacts, Place, TierOrder, TierState,
@@ -21,7 +21,7 @@ pub struct Waterfall;
 
 /// Room that a tier should have for the next batches: at most a quarter of a small one.
 pub(super) fn wanted(tier: &TierState) -> Bytes {
-    let batches = 2 * BATCH_PAGES * PAGE_BYTES as u64;
+    let batches = 2 * BATCH_PAGES * BASE_PAGE_BYTES as u64;
     let free = match tier.latency {
         LatencyClass::Memory | LatencyClass::Nvm => batches,
         LatencyClass::Device => {
@@ -70,10 +70,11 @@ mod tests {
 
     fn pool(capacity: u64, held: u64) -> TierState {
         TierState {
+            page: undercroft_base::PageSize::Base,
             capacity: Bytes(capacity),
             held: Bytes(held),
             dram: Bytes(held),
-            copies: PageCount(held / PAGE_BYTES as u64),
+            copies: PageCount(held / BASE_PAGE_BYTES as u64),
             packed: Bytes(held),
             load_ns: 0,
             latency: LatencyClass::Memory,
@@ -105,7 +106,7 @@ mod tests {
         assert_eq!(move_on(&[]), None);
     }
 
-    /// It is given more room than memory, and while it is full, pages from above go past it.
+    /// The device is given more room than memory. While it is full, pages from above go past it.
     #[test]
     fn a_full_device_is_relieved_early_and_passed_meanwhile() {
         const MIB: u64 = 1 << 20;
@@ -157,7 +158,7 @@ mod tests {
 
     #[test]
     fn a_small_tier_keeps_a_quarter_free_and_moves_a_quarter() {
-        let page = PAGE_BYTES as u64;
+        let page = BASE_PAGE_BYTES as u64;
         let of = |held| {
             let found = Waterfall.migrate(Bytes(0), &[pool(40 * page, held), pool(page, 0)]);
             found.map(|m| m.pages.0)

@@ -21,7 +21,7 @@
 //!
 //! Pools without such a tier below them are left to [`Waterfall`]: there is nothing to choose.
 
-use undercroft_base::{Bytes, PAGE_BYTES, PageCount, PageNo, TierId};
+use undercroft_base::{BASE_PAGE_BYTES, Bytes, PageCount, PageNo, TierId};
 
 use super::waterfall::Waterfall;
 use super::{
@@ -124,7 +124,7 @@ fn sum(tiers: &[TierState], of: impl Fn(&TierState) -> u64) -> u64 {
     tiers.iter().map(of).fold(0, u64::saturating_add)
 }
 
-/// What the decision is about, in pages of DRAM.
+/// The DRAM that the decision divides, in pages.
 struct Split {
     /// DRAM in all.
     limit: f64,
@@ -136,8 +136,7 @@ struct Split {
 }
 
 impl Split {
-    /// What the refaults seen would have cost, in nanoseconds, if copies had `copies` pages of
-    /// DRAM.
+    /// Cost of the refaults seen, in nanoseconds, if copies had `copies` pages of DRAM.
     fn cost(&self, refaults: &Nearer, copies: f64) -> f64 {
         let gained = self.now - copies;
         let kept = gained + copies * self.ratio;
@@ -218,7 +217,7 @@ impl Nearer {
 impl Worth {
     /// Decides anew.
     fn decide(&mut self, split: &Split, most: Bytes) {
-        let page = PAGE_BYTES as f64;
+        let page = BASE_PAGE_BYTES as f64;
         let before = self.target.unwrap_or(most).0.min(most.0) as f64 / page;
         let top = most.0 as f64 / page;
         let refaults = Nearer::of(&self.refaults, self.width);
@@ -280,15 +279,17 @@ impl Worth {
         let Some((memory, below)) = pools_above(tiers) else {
             return;
         };
-        let width = (limit.0 / PAGE_BYTES as u64 / PER_LIMIT).max(1).ilog2();
+        let width = (limit.0 / BASE_PAGE_BYTES as u64 / PER_LIMIT)
+            .max(1)
+            .ilog2();
         if width != self.width {
             (self.width, self.refaults, self.copies) = (width, [0; BUCKETS], 0);
         }
         let dram = sum(memory, |t| t.dram.0);
-        self.shift((dram / PAGE_BYTES as u64) >> self.width);
+        self.shift((dram / BASE_PAGE_BYTES as u64) >> self.width);
         let (copies, packed) = (sum(memory, |t| t.copies.0), sum(memory, |t| t.packed.0));
         if copies >= RATIO_PAGES && packed > 0 {
-            let ratio = (copies * PAGE_BYTES as u64) as f64 / packed as f64;
+            let ratio = (copies * BASE_PAGE_BYTES as u64) as f64 / packed as f64;
             self.ratio = (ratio * FILLED).clamp(1.0, 100.0);
             if self.target.is_none() && self.ratio < RATIO_OPEN {
                 self.target = Some(Bytes(0));
@@ -297,7 +298,7 @@ impl Worth {
         if self.seen < EVIDENCE {
             return;
         }
-        let page = PAGE_BYTES as f64;
+        let page = BASE_PAGE_BYTES as f64;
         let split = Split {
             limit: limit.0 as f64 / page,
             now: dram as f64 / page,
@@ -314,7 +315,7 @@ impl Worth {
     /// A demotion that brings copies back to their target, with room for the next batches.
     fn shrink(&mut self, tiers: &[TierState]) -> Option<Migration> {
         let (target, (memory, _)) = (self.target?, pools_above(tiers)?);
-        let room = (2 * BATCH_PAGES * PAGE_BYTES as u64).min(target.0 / 4);
+        let room = (2 * BATCH_PAGES * BASE_PAGE_BYTES as u64).min(target.0 / 4);
         if sum(memory, |t| t.dram.0) + room <= target.0 {
             return None;
         }
@@ -391,22 +392,24 @@ mod tests {
     use super::*;
 
     const LIMIT: Bytes = Bytes(64 << 20);
-    const PAGES: u64 = LIMIT.0 / PAGE_BYTES as u64;
+    const PAGES: u64 = LIMIT.0 / BASE_PAGE_BYTES as u64;
 
     /// A pool of up to half of the limit over a device. `dram`: bytes that copies have; each page
     /// of it holds three.
     fn tiers(dram: u64) -> [TierState; 2] {
         let pool = TierState {
+            page: undercroft_base::PageSize::Base,
             capacity: Bytes(LIMIT.0 / 2),
             held: Bytes(dram),
             dram: Bytes(dram),
-            copies: PageCount(dram * 3 / PAGE_BYTES as u64),
+            copies: PageCount(dram * 3 / BASE_PAGE_BYTES as u64),
             packed: Bytes((dram as f64 * FILLED) as u64),
             load_ns: 3_000,
             latency: LatencyClass::Memory,
             demotes: true,
         };
         let device = TierState {
+            page: undercroft_base::PageSize::Base,
             capacity: Bytes(1 << 40),
             held: Bytes(0),
             dram: Bytes(0),
@@ -516,7 +519,7 @@ mod tests {
     #[test]
     fn a_loop_that_fits_with_copies_gets_room_for_them_slowly() {
         let found = targets(40, 1 << 20, |dram| {
-            let resident = PAGES - dram / PAGE_BYTES as u64;
+            let resident = PAGES - dram / BASE_PAGE_BYTES as u64;
             PAGES * 3 / 2 - resident
         });
         let steps = found.windows(2).map(|pair| pair[1].saturating_sub(pair[0]));
@@ -552,7 +555,7 @@ mod tests {
     fn copies_that_compress_badly_begin_with_nothing() {
         let target = |pages_each: u64, copies: u64| {
             let [pool, device] = tiers(0);
-            let dram = copies * PAGE_BYTES as u64 / pages_each;
+            let dram = copies * BASE_PAGE_BYTES as u64 / pages_each;
             let pool = TierState {
                 dram: Bytes(dram),
                 copies: PageCount(copies * 3 / 2),
@@ -576,7 +579,7 @@ mod tests {
         let of = |nvm_pages: u64, from: u64| {
             let [pool, device] = tiers(LIMIT.0 / 8);
             let nvm = TierState {
-                capacity: Bytes(nvm_pages * PAGE_BYTES as u64),
+                capacity: Bytes(nvm_pages * BASE_PAGE_BYTES as u64),
                 load_ns: 1_000,
                 latency: LatencyClass::Nvm,
                 demotes: true,

@@ -13,7 +13,7 @@ use crate::UnknownPolicy;
 use neighbours::{Along, Around, Now};
 use undercroft_base::{SpaceId, ThreadId, VirtPage};
 
-/// One fault, as a prefetcher sees it.
+/// A fault, as a prefetcher sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FaultSeen {
     /// The address space.

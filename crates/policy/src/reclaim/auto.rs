@@ -33,7 +33,7 @@ const OTHERS: Set = Set::Second;
 /// Pages of a block, which is in one sample as a whole. So windows of prefetched pages mostly stay
 /// in one sample.
 const BLOCK_PAGES: u32 = 16;
-/// One page in this many is in each sample.
+/// Each sample has one page in this many.
 const ONE_IN: u32 = 32;
 
 /// The sample that a page is in; `None` if it is in neither. Of each pair of blocks that is

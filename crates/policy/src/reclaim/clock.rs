@@ -17,7 +17,7 @@ const SKIPPED: List = List::B;
 
 const USED: u8 = 1;
 
-/// One ring of pages and a hand.
+/// A ring of pages and a hand.
 #[derive(Default)]
 pub struct Clock {
     lists: PageLists,

@@ -46,7 +46,7 @@ const SHARE_PAGES: i64 = 1024;
 /// resident pages.
 const FADE_TIMES: u64 = 16;
 
-/// What the samples cost, and the rule that they speak for.
+/// Costs of the samples, and the rule that they speak for.
 pub(super) struct Duel {
     rule: Rule,
     /// Costs lately, by rule.

@@ -10,7 +10,7 @@ use super::{Arrival, Reclaim, Verdict};
 
 const ALL: List = List::A;
 
-/// One list, the page used longest ago in front.
+/// A list, the page used longest ago in front.
 #[derive(Default)]
 pub struct Lru {
     lists: PageLists,

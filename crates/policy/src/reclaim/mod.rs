@@ -1,4 +1,8 @@
 //! Reclaim policies: they order the resident pages, and name the next victims.
+//!
+//! A new one is a file that implements [`Reclaim`]. It is named here three times: as a module, in
+//! `NAMES` and in `by_name`. The suite `contract.rs` runs over every name. The folders `prefetch`
+//! and `place` work alike, and the first of `NAMES` is the default of `run`.
 
 pub mod active_inactive;
 pub mod auto;
@@ -30,11 +34,11 @@ pub enum Arrival {
     },
     /// Prefetched; not yet known to be used.
     Prefetch,
-    /// It was selected and could not leave (touched, pinned, no room in a tier), so it is not cold.
+    /// Selected, but could not leave (touched, pinned, no room in a tier), so it is not cold.
     Returned,
 }
 
-/// What a policy that chooses between two rules has chosen, and by which figures.
+/// Choice of a policy between two rules, and by which figures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Choice {
     /// The policy whose rule is in force.
@@ -51,7 +55,7 @@ pub struct Choice {
 /// The engine's verdict on a candidate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It may leave now.
+    /// The page may leave now.
     Take,
     /// Not now (locked, in flight, inside its minimum residency): keep it, and go on to the next.
     Skip,
@@ -98,7 +102,7 @@ pub trait Reclaim: Send {
     /// Most bytes of metadata held so far. O(1).
     fn metadata_bytes(&self) -> Bytes;
 
-    /// What a policy that chooses between rules has chosen. O(1).
+    /// The rule in force of a policy that chooses between rules. O(1).
     fn choice(&self) -> Option<Choice> {
         None
     }

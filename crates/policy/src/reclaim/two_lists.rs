@@ -29,7 +29,7 @@ const NEAR_FRACTION: u64 = 4;
 /// In recency mode one victim in this many is taken from inactive while active has pages.
 const INACTIVE_SHARE: usize = 4;
 
-/// What one call of [`Reclaim::select`](super::Reclaim::select) may still do.
+/// The work that a call of [`Reclaim::select`](super::Reclaim::select) may still do.
 pub(super) struct Search<'a> {
     pub wanted: usize,
     pub looks: usize,

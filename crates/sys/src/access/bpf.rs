@@ -5,7 +5,7 @@ use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-use undercroft_base::PAGE_BYTES;
+use undercroft_base::BASE_PAGE_BYTES;
 
 use super::AccessError;
 use crate::mapping::SharedMemory;
@@ -144,7 +144,7 @@ pub(super) fn array(of: &CStr, bytes: usize, count: usize) -> Result<SharedMemor
     };
     // SAFETY: MAP_CREATE takes these 64 bytes, which point to nothing.
     let fd = unsafe { call(MAP_CREATE, &mut create) }.map_err(failed)?;
-    let len = (bytes * count).next_multiple_of(PAGE_BYTES);
+    let len = (bytes * count).next_multiple_of(BASE_PAGE_BYTES);
     SharedMemory::of_length(fd, len).map_err(failed)
 }
 

@@ -25,7 +25,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::Ordering;
 
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
-use undercroft_base::{PAGE_BYTES, VirtPage, VirtRange};
+use undercroft_base::{BASE_PAGE_BYTES, VirtPage, VirtRange};
 
 use crate::mapping::SharedMemory;
 
@@ -106,7 +106,7 @@ pub enum AccessError {
     /// Another refusal, with the verifier's last words.
     #[error("the kernel refused {what}: {source}{log}")]
     Refused {
-        /// What was asked.
+        /// The request.
         what: &'static str,
         /// The kernel's answer.
         source: io::Error,
@@ -135,7 +135,7 @@ pub struct BlockScan {
     /// For each page: 0 if it is not in memory, otherwise a fingerprint of its page frame. A page
     /// that left and came back since the last scan has another fingerprint, except one in 255.
     pub frames: [u8; BLOCK_PAGES as usize],
-    /// One bit a page: the page was used since its bit was cleared, or was mapped since.
+    /// A bit for each page: the page was used since its bit was cleared, or was mapped since.
     pub accessed: [u64; BLOCK_PAGES as usize / 64],
 }
 
@@ -207,7 +207,7 @@ impl AccessScanner {
         let mm_pgd = known(types.member("mm_struct", "pgd"), "mm_struct.pgd")?;
         drop(types);
         let control = bpf::array(c"uc_control", CONTROL_WORDS * 8, 1)?;
-        let tables = bpf::array(c"uc_tables", PAGE_BYTES, BLOCKS)?;
+        let tables = bpf::array(c"uc_tables", BASE_PAGE_BYTES, BLOCKS)?;
         let maps = [("control", &control), ("tables", &tables)];
         let code = object::link(OBJECT, &maps)
             .ok_or_else(|| unknown("the program this was built with"))?;
@@ -221,7 +221,6 @@ impl AccessScanner {
         scanner.put(TASK_MM, task_mm.into());
         scanner.put(MM_PGD, mm_pgd.into());
         scanner.calibrate()?;
-        scanner.check()?;
         Ok(scanner)
     }
 
@@ -234,7 +233,8 @@ impl AccessScanner {
     }
 
     /// Finds the base of the direct map: the one under which the address of this process's own top
-    /// table translates to itself.
+    /// table translates to itself, and a look at its own memory is right. Under a wrong base any
+    /// page is taken for a table, and what is in it may pass the first of the two.
     fn calibrate(&mut self) -> Result<(), AccessError> {
         let text = std::fs::read_to_string("/proc/zoneinfo").unwrap_or_default();
         let phys_max = end_of_memory(&text).ok_or(AccessError::NotCalibrated(
@@ -245,24 +245,31 @@ impl AccessScanner {
         // of memory below it. It is randomised, and no table's address is known here. So every
         // possible base is tried, from the highest down.
         let run = self.program.on(std::process::id())?;
-        self.put(BASE, 0);
-        self.put(FOUND, 0);
+        let mut any_fits = false;
         // Relative to the top table's own address, which the program knows.
         let mut tried = 0;
         while tried <= phys_max / GIB {
+            self.put(FOUND, 0);
             self.put(CANDIDATE, tried + 1);
             self.run(&run)?;
-            let found = self.get(FOUND);
-            if found != 0 {
-                self.put(CANDIDATE, 0);
-                self.put(BASE, found);
+            let (found, last) = (self.get(FOUND), self.get(CANDIDATE));
+            self.put(CANDIDATE, 0);
+            if found == 0 {
+                tried += CANDIDATES;
+                continue;
+            }
+            any_fits = true;
+            tried = last;
+            self.put(BASE, found);
+            if self.sees_own_memory()? {
                 return Ok(());
             }
-            tried += CANDIDATES;
         }
-        Err(AccessError::NotCalibrated(
-            "no base of the direct map explains this process's tables",
-        ))
+        Err(AccessError::NotCalibrated(if any_fits {
+            "a look at this process's own memory is wrong"
+        } else {
+            "no base of the direct map explains this process's tables"
+        }))
     }
 
     fn run(&self, run: &bpf::Link) -> Result<(), AccessError> {
@@ -274,29 +281,28 @@ impl AccessScanner {
         }
     }
 
-    /// Scans memory of our own whose state is known.
-    fn check(&mut self) -> Result<(), AccessError> {
+    /// Whether a scan of memory of our own says what is known of it.
+    fn sees_own_memory(&mut self) -> Result<bool, AccessError> {
         const TOUCHED: [usize; 4] = [0, 1, 5, 100];
-        let failed = AccessError::NotCalibrated("a look at this process's own memory is wrong");
         let Ok(memory) = OwnMemory::new(2 * BLOCK_PAGES as usize) else {
-            return Err(failed);
+            return Ok(false);
         };
         for at in TOUCHED {
             memory.touch(at);
         }
         let range = memory.range();
-        let mut right = true;
+        let (mut present, mut accessed) = (Vec::new(), Vec::new());
         self.scan(std::process::id(), &blocks_of(&[range]), |block| {
-            for at in 0..BLOCK_PAGES {
-                let page = block.start.plus(at);
-                if range.contains(page) {
-                    let touched = TOUCHED.contains(&((page.0 - range.start.0) as usize));
-                    let at = at as usize;
-                    right &= block.is_present(at) == touched && block.is_accessed(at) == touched;
-                }
+            let pages = (0..BLOCK_PAGES as usize).map(|at| (at, block.start.plus(at as u64)));
+            for (at, page) in pages.filter(|(_, page)| range.contains(*page)) {
+                let place = (page.0 - range.start.0) as usize;
+                present.extend(block.is_present(at).then_some(place));
+                accessed.extend(block.is_accessed(at).then_some(place));
             }
         })?;
-        if right { Ok(()) } else { Err(failed) }
+        // A monitor of the kernel may clear a bit meanwhile.
+        let strangers = accessed.iter().any(|place| !present.contains(place));
+        Ok(present == TOUCHED && !strangers && accessed.len() + 1 >= TOUCHED.len())
     }
 
     /// Calls `each`, in order, for every block of `blocks` (multiples of [`BLOCK_PAGES`]) that has
@@ -356,7 +362,7 @@ impl AccessScanner {
             let entry = word.load(Ordering::Relaxed);
             if entry & PRESENT != 0 {
                 any = true;
-                let frame = (entry & FRAME) / PAGE_BYTES as u64;
+                let frame = (entry & FRAME) / BASE_PAGE_BYTES as u64;
                 self.found.set(page, frame, entry & ACCESSED != 0);
             }
         }
@@ -386,8 +392,9 @@ impl ClearRefs {
 }
 
 /// Clears the Accessed bits of `ranges` of a process, and translations that a CPU has cached. A
-/// page used after this has its bit set. Pages that fork relatives share keep their bits. Parts
-/// that are not mapped, or locked, are skipped.
+/// page used after this has its bit set. These keep their bits: pages that fork relatives share,
+/// and new pages that are in none of the kernel's lists yet (at most 31 of each CPU). Parts that
+/// are not mapped, or locked, are skipped.
 ///
 /// The kernel then takes the pages for cold (`MADV_COLD`): it reclaims them first when the whole
 /// machine runs short. Errors: no CAP_SYS_NICE, or the process is gone. Cost: some 90 ns a page
@@ -467,19 +474,26 @@ impl OwnMemory {
     fn new(pages: usize) -> io::Result<OwnMemory> {
         let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
         // SAFETY: a fresh anonymous mapping at an address the kernel chooses; it overlaps nothing.
-        let start =
-            unsafe { mm::mmap_anonymous(std::ptr::null_mut(), pages * PAGE_BYTES, prot, flags) }?
-                .cast();
+        let start = unsafe {
+            mm::mmap_anonymous(std::ptr::null_mut(), pages * BASE_PAGE_BYTES, prot, flags)
+        }?
+        .cast();
         let memory = OwnMemory { start, pages };
         // SAFETY: the whole of our own mapping; the advice changes no content. A kernel without
         // huge pages refuses it.
-        let _ = unsafe { mm::madvise(start.cast(), pages * PAGE_BYTES, Advice::LinuxNoHugepage) };
+        let _ = unsafe {
+            mm::madvise(
+                start.cast(),
+                pages * BASE_PAGE_BYTES,
+                Advice::LinuxNoHugepage,
+            )
+        };
         Ok(memory)
     }
 
     fn touch(&self, page: usize) {
         assert!(page < self.pages);
-        let at = self.start.wrapping_add(page * PAGE_BYTES);
+        let at = self.start.wrapping_add(page * BASE_PAGE_BYTES);
         // SAFETY: inside our mapping (asserted), writable, and nothing refers to it.
         unsafe { at.write_volatile(1) };
     }
@@ -493,7 +507,7 @@ impl OwnMemory {
 impl Drop for OwnMemory {
     fn drop(&mut self) {
         // SAFETY: our own mapping with this length; nothing refers to it.
-        let _ = unsafe { mm::munmap(self.start.cast(), self.pages * PAGE_BYTES) };
+        let _ = unsafe { mm::munmap(self.start.cast(), self.pages * BASE_PAGE_BYTES) };
     }
 }
 
@@ -521,7 +535,7 @@ fn end_of_memory(zones: &str) -> Option<u64> {
             spanned = 0;
         }
     }
-    (end > 0).then_some(end * PAGE_BYTES as u64)
+    (end > 0).then_some(end * BASE_PAGE_BYTES as u64)
 }
 
 #[cfg(test)]
@@ -567,5 +581,21 @@ mod tests {
             .count();
         assert!(same < 16, "{same} neighbours look the same");
         assert!(block.is_accessed(2) && !block.is_accessed(3));
+    }
+
+    #[test]
+    fn no_wrong_base_of_the_direct_map_sees_own_memory() {
+        let mut scanner = match AccessScanner::open() {
+            Ok(scanner) => scanner,
+            Err(error) => return eprintln!("SKIPPED: no access bits here: {error}"),
+        };
+        let (base, phys_max) = (scanner.get(BASE), scanner.get(PHYS_MAX));
+        assert!(scanner.sees_own_memory().unwrap());
+        for off in 1..=phys_max / GIB {
+            for wrong in [base + off * GIB, base.wrapping_sub(off * GIB)] {
+                scanner.put(BASE, wrong);
+                assert!(!scanner.sees_own_memory().unwrap(), "{off} GiB off");
+            }
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! What this kernel allows: each ability that Undercroft needs is tried, not guessed from a version
+//! Abilities of this kernel: each one that Undercroft needs is tried, not guessed from a version
 //! number.
 //!
 //! Nothing is left behind: every trial uses its own descriptor, mapping, thread or child. A failed
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::process::{Resource, getrlimit};
-use undercroft_base::{VirtPage, VirtRange};
+use undercroft_base::{PageSize, VirtPage, VirtRange};
 
 use crate::access::{AccessError, AccessScanner};
 use crate::pagemap::{Category, Pagemap};
@@ -19,7 +19,10 @@ use crate::process;
 use crate::sideband::Sideband;
 use crate::uffd::{Features, Uffd, UffdDevice};
 
+mod swap;
 mod trial;
+
+pub use swap::Swaps;
 
 /// How a check came out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -32,23 +35,23 @@ pub enum State {
     Missing,
 }
 
-/// One ability and its trial.
+/// An ability and its trial.
 #[derive(Clone, Debug)]
 pub struct Check {
-    /// What was tried. The name is the same in every release.
+    /// The ability tried. The name is the same in every release.
     pub name: &'static str,
     /// How it came out.
     pub state: State,
-    /// What was seen, for the user.
+    /// The finding, for the user.
     pub detail: String,
-    /// What to do about it; empty when `state` is Ok.
+    /// The remedy; empty when `state` is Ok.
     pub fix: String,
 }
 
 /// The checks of one probe, in a fixed order.
 #[derive(Clone, Debug)]
 pub struct KernelReport {
-    /// One entry an ability.
+    /// The checks, one an ability.
     pub checks: Vec<Check>,
 }
 
@@ -61,16 +64,17 @@ impl KernelReport {
         let dir = dir.map_or_else(std::env::temp_dir, PathBuf::from);
         let mut report = KernelReport::fast();
         report.checks.extend([
-            direct_io(&dir),
-            memlock(),
-            fifo(),
-            layout_watch(),
-            access_bits(),
-            swap_now(),
-            memory_group(),
-            huge_pages(&sysfs("/sys/kernel/mm/transparent_hugepage/enabled")),
-            cpus(process::allowed_cpus(0)),
-            overcommit(&sysfs("/proc/sys/vm/overcommit_memory")),
+            direct_io(&dir).named("direct I/O"),
+            memlock().named("locked memory"),
+            fifo().named("real-time priority"),
+            layout_watch().named("layout watch"),
+            access_bits().named("access bits"),
+            Swaps::open().check(),
+            memory_group().named("memory group"),
+            huge_pages(&sysfs("/sys/kernel/mm/transparent_hugepage/enabled"))
+                .named("transparent huge pages"),
+            cpus(process::allowed_cpus(0)).named("CPUs"),
+            overcommit(&sysfs("/proc/sys/vm/overcommit_memory")).named("overcommit"),
         ]);
         report
     }
@@ -78,21 +82,22 @@ impl KernelReport {
     /// Only the checks that decide whether `undercroft run` can work. Cost: about 1 ms, at most 50
     /// ms (a fork of a large process).
     pub fn fast() -> KernelReport {
-        let mut checks = vec![kernel(&sysfs("/proc/sys/kernel/osrelease"))];
+        let mut checks = vec![kernel(&sysfs("/proc/sys/kernel/osrelease")).named("kernel")];
         let device = UffdDevice::open();
-        checks.push(device_check(&device));
+        checks.push(device_check(&device).named("userfaultfd device"));
         let make = || match &device {
             Ok(device) => device.create(),
             // Root without the device node (a container) can still work by system call.
             Err(_) => Uffd::create_by_syscall(),
         };
         checks.extend(features(make().and_then(|uffd| Ok(uffd.api(Features(0))?))));
-        checks.push(fork_event(&make));
-        checks.push(moves(&make));
-        checks.push(pagemap_scan());
-        checks.push(remote_read());
-        checks.push(ring(&sysfs("/proc/sys/kernel/io_uring_disabled")));
-        checks.push(open_files());
+        checks.push(fork_event(&make).named("fork events"));
+        checks.push(moves(&make).named("page moves"));
+        checks.push(pagemap_scan().named("pagemap scan"));
+        checks.push(remote_read().named("reading the program's memory"));
+        checks.push(same_memory().named("telling whose memory an agent has"));
+        checks.push(ring(&sysfs("/proc/sys/kernel/io_uring_disabled")).named("io_uring"));
+        checks.push(open_files().named("open files"));
         KernelReport { checks }
     }
 
@@ -113,21 +118,31 @@ impl KernelReport {
     }
 }
 
-fn ok(name: &'static str, detail: impl Into<String>) -> Check {
+/// A check that the caller names.
+fn found(state: State, detail: impl Into<String>, fix: &str) -> Check {
     Check {
-        name,
-        state: State::Ok,
-        detail: detail.into(),
-        fix: String::new(),
-    }
-}
-
-fn bad(name: &'static str, state: State, detail: impl Into<String>, fix: &str) -> Check {
-    Check {
-        name,
+        name: "",
         state,
         detail: detail.into(),
         fix: fix.into(),
+    }
+}
+
+fn ok(detail: impl Into<String>) -> Check {
+    found(State::Ok, detail, "")
+}
+
+fn missing(detail: impl Into<String>, fix: &str) -> Check {
+    found(State::Missing, detail, fix)
+}
+
+fn degraded(detail: impl Into<String>, fix: &str) -> Check {
+    found(State::Degraded, detail, fix)
+}
+
+impl Check {
+    fn named(self, name: &'static str) -> Check {
+        Check { name, ..self }
     }
 }
 
@@ -142,19 +157,14 @@ fn version(release: &str) -> Option<(u32, u32)> {
 }
 
 fn kernel(release: &str) -> Check {
-    let name = "kernel";
     let detail = format!("Linux {release}");
     match version(release) {
-        Some(version) if version >= (6, 8) => ok(name, detail),
-        Some(_) => bad(
-            name,
-            State::Missing,
+        Some(version) if version >= (6, 8) => ok(detail),
+        Some(_) => missing(
             format!("{detail} is older than 6.8: pages cannot be moved out"),
             "use Linux 6.8 or newer",
         ),
-        None => bad(
-            name,
-            State::Degraded,
+        None => degraded(
             format!("{detail}: cannot read the version"),
             "none needed if the other checks pass",
         ),
@@ -162,9 +172,8 @@ fn kernel(release: &str) -> Check {
 }
 
 fn device_check(device: &io::Result<UffdDevice>) -> Check {
-    let name = "userfaultfd device";
     let Err(error) = device else {
-        return ok(name, "/dev/userfaultfd opens");
+        return ok("/dev/userfaultfd opens");
     };
     let (detail, fix) = match error.kind() {
         io::ErrorKind::NotFound => (
@@ -182,7 +191,7 @@ fn device_check(device: &io::Result<UffdDevice>) -> Check {
             "run as root; in a container allow the device",
         ),
     };
-    bad(name, State::Missing, detail, fix)
+    missing(detail, fix)
 }
 
 /// Feature, name of its check, what its absence means, what to do.
@@ -243,26 +252,23 @@ fn features(have: io::Result<Features>) -> Vec<Check> {
         Err(error) => {
             let detail = format!("no userfaultfd can be made: {error}");
             let fix = "run as root, or see the check of the device";
-            return vec![bad("uffd features", State::Missing, detail, fix)];
+            return vec![missing(detail, fix).named("uffd features")];
         }
     };
     let check = |(feature, name, state, lost): (Features, &'static str, State, &str)| {
         if have.has(feature) {
-            return ok(name, "supported");
+            return ok("supported").named(name);
         }
         let fix = "use Linux 6.8 or newer (x86-64, CONFIG_HAVE_ARCH_USERFAULTFD_WP)";
-        bad(name, state, format!("not supported: {lost}"), fix)
+        found(state, format!("not supported: {lost}"), fix).named(name)
     };
     NEEDED.into_iter().map(check).collect()
 }
 
 fn fork_event(make: &dyn Fn() -> io::Result<Uffd>) -> Check {
-    let name = "fork events";
     match make().and_then(|uffd| Ok(uffd.api(Features::EVENT_FORK)?)) {
-        Ok(_) => ok(name, "may follow forks"),
-        Err(error) => bad(
-            name,
-            State::Missing,
+        Ok(_) => ok("may follow forks"),
+        Err(error) => missing(
             format!("may not follow forks (CAP_SYS_PTRACE): {error}"),
             "run as root, or as a service with CAP_SYS_PTRACE",
         ),
@@ -270,12 +276,9 @@ fn fork_event(make: &dyn Fn() -> io::Result<Uffd>) -> Check {
 }
 
 fn moves(make: &dyn Fn() -> io::Result<Uffd>) -> Check {
-    let name = "page moves";
     match make().and_then(|uffd| trial::move_one_page(&uffd)) {
-        Ok(()) => ok(name, "a page moved, bytes intact"),
-        Err(error) => bad(
-            name,
-            State::Missing,
+        Ok(()) => ok("a page moved, bytes intact"),
+        Err(error) => missing(
             format!("a page did not move ({error}): none could leave the program"),
             "use Linux 6.8 or newer",
         ),
@@ -283,9 +286,8 @@ fn moves(make: &dyn Fn() -> io::Result<Uffd>) -> Check {
 }
 
 fn pagemap_scan() -> Check {
-    let name = "pagemap scan";
     let trial = || -> io::Result<bool> {
-        let page = crate::mapping::PageBuf::new(1)?;
+        let page = crate::mapping::PageBuf::new(1, PageSize::Base)?;
         let start = VirtPage::of(page.as_ptr() as u64);
         let mut found = Vec::new();
         let range = VirtRange::new(start, start.plus(1));
@@ -294,16 +296,9 @@ fn pagemap_scan() -> Check {
         Ok(found.len() == 1 && found[0].1.has(Category::PRESENT))
     };
     match trial() {
-        Ok(true) => ok(name, "finds present pages"),
-        Ok(false) => bad(
-            name,
-            State::Missing,
-            "a present page was not found",
-            "report this kernel",
-        ),
-        Err(error) => bad(
-            name,
-            State::Missing,
+        Ok(true) => ok("finds present pages"),
+        Ok(false) => missing("a present page was not found", "report this kernel"),
+        Err(error) => missing(
             format!("PAGEMAP_SCAN: {error}"),
             "use Linux 6.7 or newer with CONFIG_PROC_PAGE_MONITOR=y, and /proc mounted",
         ),
@@ -311,26 +306,31 @@ fn pagemap_scan() -> Check {
 }
 
 fn remote_read() -> Check {
-    let name = "reading the program's memory";
     let yama = sysfs("/proc/sys/kernel/yama/ptrace_scope");
     match trial::read_child() {
-        Ok(()) => ok(name, "process_vm_readv works on a child"),
-        Err(error) => bad(
-            name,
-            State::Missing,
+        Ok(()) => ok("process_vm_readv works on a child"),
+        Err(error) => missing(
             format!("process_vm_readv on a child: {error} (yama ptrace_scope: {yama:?})"),
             "run as root; allow process_vm_readv in the seccomp profile; sysctl kernel.yama.ptrace_scope=1",
         ),
     }
 }
 
+fn same_memory() -> Check {
+    let this = std::process::id();
+    match process::share_memory(this, this) {
+        Ok(true) => ok("kcmp works"),
+        other => missing(
+            format!("kcmp on this process: {other:?}: no page can leave"),
+            "a kernel with CONFIG_KCMP; allow kcmp in the container's seccomp profile",
+        ),
+    }
+}
+
 fn ring(sysctl: &str) -> Check {
-    let name = "io_uring";
     match io_uring::IoUring::new(4) {
-        Ok(_) => ok(name, "usable"),
-        Err(error) => bad(
-            name,
-            State::Missing,
+        Ok(_) => ok("usable"),
+        Err(error) => missing(
             format!(
                 "not usable ({error}; kernel.io_uring_disabled={sysctl:?}): the manager cannot start"
             ),
@@ -343,17 +343,15 @@ fn ring(sysctl: &str) -> Check {
 const OPEN_FILES_MIN: u64 = 4096;
 
 fn open_files() -> Check {
-    let name = "open files";
     let limit = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
     if limit >= OPEN_FILES_MIN {
-        return ok(name, format!("hard limit {limit}"));
+        return ok(format!("hard limit {limit}"));
     }
     let detail = format!("hard limit {limit}: each process of the program takes several");
-    bad(name, State::Degraded, detail, "ulimit -Hn 65536")
+    degraded(detail, "ulimit -Hn 65536")
 }
 
 fn direct_io(dir: &Path) -> Check {
-    let name = "direct I/O";
     let open = |flags| -> io::Result<File> {
         let mut options = OpenOptions::new();
         options.read(true).write(true).mode(0o600);
@@ -361,40 +359,33 @@ fn direct_io(dir: &Path) -> Check {
     };
     let fix = "set UNDERCROFT_DIR to a directory on ext4, xfs or btrfs";
     match (open(libc::O_DIRECT), open(0)) {
-        (Ok(_), _) => ok(name, format!("works in {}", dir.display())),
-        (Err(error), Ok(_)) => bad(
-            name,
-            State::Degraded,
+        (Ok(_), _) => ok(format!("works in {}", dir.display())),
+        (Err(error), Ok(_)) => degraded(
             format!(
                 "{} takes no O_DIRECT ({error}): the page cache would hold what was evicted",
                 dir.display()
             ),
             fix,
         ),
-        (_, Err(error)) => bad(
-            name,
-            State::Degraded,
+        (_, Err(error)) => degraded(
             format!("no temporary file in {}: {error}", dir.display()),
             fix,
         ),
     }
 }
 
-/// What a manager locks in memory: code, buffers, rings.
+/// Memory that a manager locks: code, buffers, rings.
 const MEMLOCK_MIN: u64 = 64 << 20;
 
 fn memlock() -> Check {
-    let name = "locked memory";
     let limit = getrlimit(Resource::Memlock).maximum.unwrap_or(u64::MAX);
     let may_exceed = process::status_hex(std::process::id(), "CapEff")
         .is_some_and(|caps| caps >> CAP_IPC_LOCK & 1 == 1);
     match limit {
-        _ if may_exceed => ok(name, "not limited (CAP_IPC_LOCK)"),
-        u64::MAX => ok(name, "not limited"),
-        limit if limit >= MEMLOCK_MIN => ok(name, format!("hard limit {} MiB", limit >> 20)),
-        limit => bad(
-            name,
-            State::Degraded,
+        _ if may_exceed => ok("not limited (CAP_IPC_LOCK)"),
+        u64::MAX => ok("not limited"),
+        limit if limit >= MEMLOCK_MIN => ok(format!("hard limit {} MiB", limit >> 20)),
+        limit => degraded(
             format!(
                 "hard limit {} KiB: the manager itself may be swapped out",
                 limit >> 10
@@ -407,28 +398,22 @@ fn memlock() -> Check {
 const CAP_IPC_LOCK: u32 = 14;
 
 fn fifo() -> Check {
-    let name = "real-time priority";
     // In its own thread: a thread that raised its priority may not be allowed back.
     let tried = std::thread::spawn(|| process::set_fifo(0, 1)).join();
     match tried {
-        Ok(Ok(())) => ok(name, "permitted"),
-        Ok(Err(error)) => bad(
-            name,
-            State::Degraded,
+        Ok(Ok(())) => ok("permitted"),
+        Ok(Err(error)) => degraded(
             format!("SCHED_FIFO refused ({error}): a busy machine delays faults"),
             "run as root, or: setcap cap_sys_nice+ep on the undercroft binary",
         ),
-        Err(_) => bad(name, State::Degraded, "the trial thread failed", "none"),
+        Err(_) => degraded("the trial thread failed", "none"),
     }
 }
 
 fn layout_watch() -> Check {
-    let name = "layout watch";
     match Sideband::open(std::process::id()) {
-        Ok(_) => ok(name, "perf side-band events usable"),
-        Err(error) => bad(
-            name,
-            State::Degraded,
+        Ok(_) => ok("perf side-band events usable"),
+        Err(error) => degraded(
             format!("perf side-band refused ({error}): new mappings are found by re-scanning"),
             "sysctl kernel.perf_event_paranoid=2 or lower, or give CAP_PERFMON",
         ),
@@ -436,12 +421,9 @@ fn layout_watch() -> Check {
 }
 
 fn access_bits() -> Check {
-    let name = "access bits";
     match AccessScanner::open() {
-        Ok(_) => ok(name, "page tables can be walked: `run --access-scan` works"),
-        Err(error) => bad(
-            name,
-            State::Degraded,
+        Ok(_) => ok("page tables can be walked: `run --access-scan` works"),
+        Err(error) => degraded(
             format!("not to be had ({error}): policies learn from faults alone"),
             match error {
                 AccessError::NotPermitted(_) => "run as root, or give CAP_BPF and CAP_PERFMON",
@@ -455,106 +437,45 @@ fn access_bits() -> Check {
 
 /// The memory limit of the control group, which `--memory-max` has to stay below.
 fn memory_group() -> Check {
-    let name = "memory group";
     match crate::cgroup::memory_limit() {
-        None => ok(name, "no control group limits this process's memory"),
-        Some(limit) => ok(
-            name,
-            format!(
-                "limit {} MiB: a program that passes it is killed; keep --memory-max a tenth below",
-                limit.0 >> 20
-            ),
-        ),
+        None => ok("no control group limits this process's memory"),
+        Some(limit) => ok(format!(
+            "limit {} MiB: a program that passes it is killed; keep --memory-max a tenth below",
+            limit.0 >> 20
+        )),
     }
-}
-
-/// Whether this kernel loses pages when it swaps, as both are now: [`State::Missing`] if it does.
-pub fn swap_now() -> Check {
-    let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();
-    swap(&swaps, version(&sysfs("/proc/sys/kernel/osrelease")))
-}
-
-/// The first kernel in which UFFDIO_MOVE handles pages in the swap cache correctly (repaired in
-/// March and June 2025). Distributions may have the repairs in older kernels; that is not relied
-/// on.
-const MOVES_BESIDE_SWAP: (u32, u32) = (6, 16);
-
-fn swap(swaps: &str, kernel: Option<(u32, u32)>) -> Check {
-    let name = "kernel swap";
-    let active: Vec<&str> = swaps
-        .lines()
-        .skip(1)
-        .filter_map(|line| line.split_ascii_whitespace().next())
-        .collect();
-    if active.is_empty() {
-        return ok(name, "none active");
-    }
-    if kernel.is_some_and(|version| version < MOVES_BESIDE_SWAP) {
-        return bad(
-            name,
-            State::Missing,
-            format!(
-                "{} active on a kernel older than 6.16, which may lose pages that are moved out while it swaps them",
-                active.join(", ")
-            ),
-            &format!("swapoff {}, or use Linux 6.16 or newer", active.join(" ")),
-        );
-    }
-    bad(
-        name,
-        State::Degraded,
-        format!(
-            "{} active underneath: pages may be swapped twice, and reclaim enters the fault path",
-            active.join(", ")
-        ),
-        &format!("swapoff {}", active.join(" ")),
-    )
 }
 
 fn huge_pages(mode: &str) -> Check {
-    let name = "transparent huge pages";
     let chosen = mode.split(['[', ']']).nth(1).unwrap_or("");
     match chosen {
-        "always" => bad(
-            name,
-            State::Degraded,
+        "always" => degraded(
             "always: each huge page costs about 0.3 ms to split when its first page is evicted",
             "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
         ),
-        "" => ok(name, "not in this kernel"),
-        mode => ok(name, mode),
+        "" => ok("not in this kernel"),
+        mode => ok(mode),
     }
 }
 
 fn cpus(allowed: io::Result<Vec<usize>>) -> Check {
-    let name = "CPUs";
     match allowed {
-        Ok(cpus) if cpus.len() >= 2 => ok(name, format!("{} usable", cpus.len())),
-        Ok(_) => bad(
-            name,
-            State::Degraded,
+        Ok(cpus) if cpus.len() >= 2 => ok(format!("{} usable", cpus.len())),
+        Ok(_) => degraded(
             "one usable: eviction and the program share it",
             "give it a second CPU (taskset, cpuset, --cpus)",
         ),
-        Err(error) => bad(
-            name,
-            State::Degraded,
-            format!("cannot be told: {error}"),
-            "mount /proc",
-        ),
+        Err(error) => degraded(format!("cannot be told: {error}"), "mount /proc"),
     }
 }
 
 fn overcommit(mode: &str) -> Check {
-    let name = "overcommit";
     match mode {
-        "2" => bad(
-            name,
-            State::Degraded,
+        "2" => degraded(
             "strict: the sparse mappings of the ledger and the RAM tier may be refused",
             "sysctl vm.overcommit_memory=0",
         ),
-        mode => ok(name, format!("vm.overcommit_memory={mode}")),
+        mode => ok(format!("vm.overcommit_memory={mode}")),
     }
 }
 

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::ptr::NonNull;
 
 use rustix::mm::{self, MapFlags, ProtFlags};
-use undercroft_base::{PAGE_BYTES, VirtPage, VirtRange};
+use undercroft_base::{BASE_PAGE_BYTES, VirtPage, VirtRange};
 
 use crate::process::{self, PidFd};
 use crate::uffd::{Features, RegisterMode, Uffd, UffdError};
@@ -18,7 +18,8 @@ impl OwnPage {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE;
         // SAFETY: a fresh anonymous mapping at an address the kernel chooses; it overlaps nothing.
-        let start = unsafe { mm::mmap_anonymous(std::ptr::null_mut(), PAGE_BYTES, prot, flags) }?;
+        let start =
+            unsafe { mm::mmap_anonymous(std::ptr::null_mut(), BASE_PAGE_BYTES, prot, flags) }?;
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(OwnPage(start))
     }
@@ -33,11 +34,11 @@ impl OwnPage {
 
     fn fill(&self, byte: u8) {
         // SAFETY: the page is ours alone, mapped writable, and no reference into it exists.
-        unsafe { std::ptr::write_bytes(self.0.as_ptr(), byte, PAGE_BYTES) };
+        unsafe { std::ptr::write_bytes(self.0.as_ptr(), byte, BASE_PAGE_BYTES) };
     }
 
     fn byte(&self, offset: usize) -> u8 {
-        assert!(offset < PAGE_BYTES);
+        assert!(offset < BASE_PAGE_BYTES);
         let at = self.0.as_ptr().wrapping_add(offset);
         // SAFETY: inside the page (asserted), which is mapped. It must not be missing and
         // registered, or the read waits for ever: callers read only what they filled or moved in.
@@ -48,7 +49,7 @@ impl OwnPage {
 impl Drop for OwnPage {
     fn drop(&mut self) {
         // SAFETY: the mapping is ours with this length and nothing refers to it.
-        let _ = unsafe { mm::munmap(self.0.as_ptr().cast(), PAGE_BYTES) };
+        let _ = unsafe { mm::munmap(self.0.as_ptr().cast(), BASE_PAGE_BYTES) };
     }
 }
 
@@ -70,7 +71,7 @@ pub(super) fn move_one_page(uffd: &Uffd) -> io::Result<()> {
             Err(error) => return Err(error.into()),
         }
     }
-    let arrived = [0, PAGE_BYTES - 1].map(|offset| to.byte(offset));
+    let arrived = [0, BASE_PAGE_BYTES - 1].map(|offset| to.byte(offset));
     match (arrived, from.byte(0)) {
         ([0xa5, 0xa5], 0) => Ok(()),
         other => Err(io::Error::other(format!("wrong bytes after it: {other:?}"))),

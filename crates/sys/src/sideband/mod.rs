@@ -38,7 +38,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::event::epoll;
 use rustix::mm::{self, MapFlags, ProtFlags};
-use undercroft_base::PAGE_BYTES;
+use undercroft_base::BASE_PAGE_BYTES;
 
 use crate::ioctl;
 use crate::procfs;
@@ -97,7 +97,7 @@ const WATERMARK: u64 = 1 << 14;
 const MMAP_DATA: u64 = 1 << 17;
 const MMAP2: u64 = 1 << 23;
 const COMM_EXEC: u64 = 1 << 24;
-/// What a watched thread's event reports.
+/// The reports of a watched thread's event.
 const REPORTS: u64 = INHERIT | MMAP | MMAP_DATA | MMAP2 | COMM | COMM_EXEC | TASK;
 
 const FLAG_FD_CLOEXEC: u64 = 8;
@@ -152,7 +152,7 @@ fn open_event(thread: u32, cpu: usize, reports: u64, wake: Wake) -> io::Result<O
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
-/// One CPU's ring: a control page, then `RING_PAGES` of records, which the kernel writes and we
+/// A CPU's ring: a control page, then `RING_PAGES` of records, which the kernel writes and we
 /// release.
 #[derive(Debug)]
 struct CpuRing {
@@ -161,8 +161,8 @@ struct CpuRing {
     start: NonNull<u8>,
 }
 
-const RING_BYTES: usize = RING_PAGES * PAGE_BYTES;
-const MAP_BYTES: usize = RING_BYTES + PAGE_BYTES;
+const RING_BYTES: usize = RING_PAGES * BASE_PAGE_BYTES;
+const MAP_BYTES: usize = RING_BYTES + BASE_PAGE_BYTES;
 /// Places in `struct perf_event_mmap_page`.
 const DATA_HEAD: usize = 1024;
 const DATA_TAIL: usize = 1032;
@@ -192,7 +192,7 @@ impl CpuRing {
     }
 
     fn word(&self, offset: usize) -> &AtomicU64 {
-        debug_assert!(offset.is_multiple_of(8) && offset < PAGE_BYTES);
+        debug_assert!(offset.is_multiple_of(8) && offset < BASE_PAGE_BYTES);
         let at = self.start.as_ptr().wrapping_add(offset);
         // SAFETY: inside the mapped control page, aligned, and only ever accessed as whole words by
         // the kernel and us.
@@ -205,7 +205,7 @@ impl CpuRing {
         let first = out.len().min(RING_BYTES - from);
         let (head, rest) = out.split_at_mut(first);
         assert!(rest.len() <= from, "a record is shorter than the ring");
-        let data = self.start.as_ptr().wrapping_add(PAGE_BYTES);
+        let data = self.start.as_ptr().wrapping_add(BASE_PAGE_BYTES);
         for (from, to) in [(data.wrapping_add(from), head), (data, rest)] {
             // SAFETY: both pieces lie inside the data pages (bounded above); the kernel does not
             // write between tail and head, which is where the caller reads; `out` cannot overlap

@@ -11,6 +11,7 @@ use crate::bed::*;
 
 crate::facts! {
     a_scan_finds_exactly_the_pages_that_were_touched,
+    every_process_finds_where_the_kernel_maps_memory,
     clear_refs_clears_every_bit_of_a_process_and_no_other,
     a_page_that_came_back_has_another_frame,
     a_huge_page_is_used_as_a_whole,
@@ -37,6 +38,9 @@ fn damon_runs() -> bool {
         .flatten()
         .any(|of| state(of).is_ok_and(|state| state.trim() == "on"))
 }
+
+/// New pages that one CPU keeps before they enter the kernel's lists (`struct folio_batch`).
+const BATCH: usize = 31;
 
 /// `found` are the pages of `touched`, all of them; where DAMON runs, but for one in two hundred.
 fn assert_found(found: &[usize], touched: &[usize]) {
@@ -93,9 +97,11 @@ fn a_scan_finds_exactly_the_pages_that_were_touched() {
     assert_found(&accessed, &touched);
     let myself = PidFd::open(own).unwrap();
     clear(myself.as_fd(), &[area.range()]).unwrap();
-    let left = look(&mut scanner, own, area.range());
-    println!("  {} bits are left", left.1.len());
-    assert_eq!(left, (touched.clone(), vec![]));
+    let (present, left) = look(&mut scanner, own, area.range());
+    // If another CPU filled them, its last pages are in no list yet and keep their bits.
+    let most = BATCH * std::thread::available_parallelism().map_or(1, usize::from);
+    println!("  {} bits are left", left.len());
+    assert!(present == touched && left.len() <= most);
     let again: Vec<usize> = touched
         .iter()
         .copied()
@@ -112,7 +118,29 @@ fn a_scan_finds_exactly_the_pages_that_were_touched() {
         accessed.len()
     );
     assert_eq!(present, touched);
-    assert_found(&accessed, &again);
+    let used: Vec<usize> = (touched.iter().copied())
+        .filter(|page| again.contains(page) || left.contains(page))
+        .collect();
+    assert_found(&accessed, &used);
+}
+
+/// The search begins at a process's own top table, so each process goes another way.
+fn every_process_finds_where_the_kernel_maps_memory() {
+    drop(scanner()); // or SKIPPED
+    let area = Area::filled(64);
+    for _ in 0..24 {
+        let mut client = child(move |_| {
+            let mut scanner = scanner();
+            area.fill(7, 3);
+            let (present, _) = look(&mut scanner, std::process::id(), area.range());
+            i32::from(!present.contains(&7))
+        });
+        assert_eq!(
+            client.exit_status(),
+            0,
+            "a page that was just written was not seen"
+        );
+    }
 }
 
 fn clear_refs_clears_every_bit_of_a_process_and_no_other() {

@@ -8,14 +8,14 @@ use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use undercroft_base::{PAGE_BYTES, ThreadId, VirtPage, VirtRange};
+use undercroft_base::{BASE_PAGE_BYTES, ThreadId, VirtPage, VirtRange};
 use undercroft_sys::fdpass;
 use undercroft_sys::mapping::SharedMemory;
 use undercroft_sys::uffd::{
     Features, Message, MessageBuf, RegisterMode, Uffd, UffdDevice, UffdError,
 };
 
-pub(crate) const PAGE: usize = PAGE_BYTES;
+pub(crate) const PAGE: usize = BASE_PAGE_BYTES;
 /// Long enough for anything that happens at all.
 pub(crate) const SOON: u64 = 1500;
 /// Long enough to believe that nothing happens.
@@ -196,7 +196,7 @@ impl Ear {
         Ear::of(uffd)
     }
 
-    /// One that has all four events and a registered area of `pages` present pages (`10 + i`).
+    /// An ear that has all four events and a registered area of `pages` present pages (`10 + i`).
     pub(crate) fn with_area(features: Features, pages: usize) -> (Ear, Area) {
         let (ear, area) = (Ear::new(features), Area::filled(pages));
         ear.register(area.range(), RegisterMode::MISSING).unwrap();
@@ -265,7 +265,7 @@ pub(crate) fn poll_in(fd: BorrowedFd<'_>, ms: u64) -> i16 {
     poll.revents
 }
 
-/// What another thread of this process is doing.
+/// The work of another thread of this process.
 pub(crate) struct Doing<T> {
     result: Receiver<T>,
     pub thread: u32,
@@ -281,7 +281,7 @@ impl<T> Doing<T> {
         self.within(SOON).expect("the thread is still waiting")
     }
 
-    /// It has not ended: it waits for the kernel.
+    /// Asserts that it has not ended: it waits for the kernel.
     pub(crate) fn blocked(&self) {
         assert!(self.within(QUIET).is_none(), "the thread should be waiting");
     }

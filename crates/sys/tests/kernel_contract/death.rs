@@ -1,4 +1,4 @@
-//! What becomes of the memory when a process dies: the facts behind keeper and holder.
+//! Fate of the memory when a process dies: the facts behind keeper and holder.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -248,7 +248,7 @@ const FUTEX_OWNER_DIED: u32 = 0x4000_0000;
 const NODE: usize = 128;
 const HEAD: usize = 64;
 
-/// What the agent thread of the client leaves with the kernel.
+/// The beacon that the agent thread of the client leaves with the kernel.
 #[derive(Clone, Copy, PartialEq)]
 enum Beacon {
     ChildTid,

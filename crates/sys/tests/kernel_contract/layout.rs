@@ -1,17 +1,18 @@
-//! What a program does to its layout, and which messages that raises.
+//! Changes of a program's layout, and the messages that they raise.
 
 use std::os::fd::AsFd;
 
 use undercroft_base::VirtRange;
 use undercroft_sys::mapping::SharedMemory;
 use undercroft_sys::process::PidFd;
-use undercroft_sys::uffd::{Features, Message, RegisterMode};
+use undercroft_sys::uffd::{Features, Message, RegisterMode, UffdError};
 
 use crate::bed::*;
 
 crate::facts! {
     remap_is_told_and_the_new_place_stays_registered,
     a_move_without_the_event_reads_zeros,
+    unregistering_takes_what_was_moved_there_and_an_unread_event_tells,
     remap_without_unmap_leaves_the_old_range_registered_and_empty,
     dontneed_and_free_raise_remove_and_wait_for_it,
     remove_of_shared_memory_raises_remove,
@@ -59,6 +60,37 @@ fn a_move_without_the_event_reads_zeros() {
 }
 
 const MREMAP_DONTUNMAP: i32 = 4;
+
+/// The manager takes mappings that it cannot manage out of the registration, by their ranges.
+fn unregistering_takes_what_was_moved_there_and_an_unread_event_tells() {
+    let (mut ear, area) = Ear::with_area(Features::EVENTS, 3);
+    crate::moving::move_away(area.part(0, 1));
+    crate::moving::move_away(area.part(1, 1));
+    let foreign = Area::shared(&SharedMemory::create("foreign", 3 * PAGE).unwrap());
+    ear.register(foreign.range(), RegisterMode::MISSING)
+        .unwrap();
+    let no_page = VirtRange::new(foreign.at(0), foreign.at(0));
+    let is_unread = |ear: &Ear| {
+        let asked = ear.write_protect(no_page, false);
+        matches!(asked, Err(UffdError::LayoutChanging { .. }))
+    };
+    assert!(!is_unread(&ear));
+    let fixed = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+    let mover = doing(move || area.remap(3, fixed, foreign.address));
+    until("a move", || is_unread(&ear));
+    assert_eq!(ear.unregister(foreign.range()), Ok(()));
+    assert!(is_unread(&ear), "still");
+    assert_eq!(foreign.read(0), 0, "zeros, and no message");
+    let mode = RegisterMode::MISSING_WP;
+    assert_eq!(ear.register(foreign.range(), mode), Ok(()));
+    let reader = doing(move || foreign.read(1));
+    let heard: Vec<Message> = std::iter::from_fn(|| ear.hear(QUIET)).collect();
+    let is_fault = |message: &Message| matches!(message, Message::Fault { .. });
+    assert!(heard.iter().any(is_fault), "{heard:?}");
+    mover.done();
+    ear.serve(foreign.at(1), 5);
+    assert_eq!((reader.done(), foreign.read(2)), (5, 12));
+}
 
 fn remap_without_unmap_leaves_the_old_range_registered_and_empty() {
     let (mut ear, area) = Ear::with_area(Features::EVENTS, 1);
@@ -211,7 +243,7 @@ fn a_neighbouring_mapping_is_not_registered() {
     ear.silent();
 }
 
-const MADV_GUARD_INSTALL: i32 = 102;
+pub(crate) const MADV_GUARD_INSTALL: i32 = 102;
 const MADV_GUARD_REMOVE: i32 = 103;
 
 fn installing_a_guard_is_silent_and_removing_it_makes_the_page_missing() {

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use undercroft_sys::uffd::{Features, UffdDevice};
 
 mod access;
+mod asking;
 mod bed;
 mod death;
 mod faults;
@@ -104,6 +105,7 @@ fn main() {
     let wanted: Vec<&String> = arguments.iter().filter(|a| !a.starts_with('-')).collect();
     let all = [
         access::FACTS,
+        asking::FACTS,
         death::FACTS,
         faults::FACTS,
         fork::FACTS,

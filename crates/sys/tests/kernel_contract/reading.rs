@@ -4,10 +4,10 @@ use std::os::fd::AsFd;
 
 use undercroft_base::VirtRange;
 use undercroft_sys::mapping::SharedMemory;
-use undercroft_sys::pagemap::{Category, Pagemap};
+use undercroft_sys::pagemap::{Category, PageIs, Pagemap};
 use undercroft_sys::process;
 use undercroft_sys::procfs::{self, Vma};
-use undercroft_sys::uffd::{Features, RegisterMode};
+use undercroft_sys::uffd::{Features, RegisterMode, UffdError};
 
 use crate::bed::*;
 
@@ -16,6 +16,8 @@ crate::facts! {
     a_remote_read_of_an_inaccessible_page_fails,
     touching_a_hole_through_another_mapping_fills_it_with_zeros_unnoticed,
     pagemap_scan_tells_present_zero_and_missing_pages,
+    guards_and_poison_look_swapped_and_their_words_tell_them_apart,
+    a_page_in_the_kernel_s_swap_is_told_from_marks_and_its_touch_is_no_fault_of_ours,
     the_exclusive_bit_does_not_tell_what_a_move_will_say,
     an_open_pagemap_is_empty_after_exec,
     the_robust_list_head_lies_in_the_mapping_of_the_thread_s_control_block,
@@ -92,6 +94,99 @@ fn pagemap_scan_tells_present_zero_and_missing_pages() {
         (area.part(2, 1).range(), any),
     ];
     assert_eq!(found, expected);
+}
+
+/// The findings of a scan and of the page's word for a page of this process.
+fn seen(area: Area) -> (Vec<Category>, PageIs) {
+    let mut found = Vec::new();
+    let pagemap = Pagemap::open(std::process::id()).unwrap();
+    let any = Category(Category::PRESENT.0 | Category::SWAPPED.0);
+    pagemap.scan(area.range(), any, &mut found).unwrap();
+    let is = found.into_iter().map(|(_, is)| is).collect();
+    (is, pagemap.place(area.at(0)).unwrap())
+}
+
+fn guards_and_poison_look_swapped_and_their_words_tell_them_apart() {
+    let ear = Ear::new(Features::POISON);
+    let area = Area::filled(3);
+    ear.register(area.range(), RegisterMode::MISSING).unwrap();
+    let (poisoned, guarded, plain) = (area.part(0, 1), area.part(1, 1), area.part(2, 1));
+    evict(poisoned, 0);
+    ear.poison(poisoned.range()).unwrap();
+    let swapped = vec![Category::SWAPPED];
+    let mark = if rustix::process::geteuid().is_root() {
+        PageIs::Mark
+    } else {
+        PageIs::Swapped
+    };
+    assert_eq!(seen(poisoned), (swapped.clone(), mark));
+    assert_eq!(seen(plain), (vec![Category::PRESENT], PageIs::Present));
+    evict(plain, 0);
+    assert_eq!(seen(plain), (vec![], PageIs::Absent));
+    match guarded.advise(crate::layout::MADV_GUARD_INSTALL) {
+        0 => {}
+        libc::EINVAL => crate::skip("no MADV_GUARD_INSTALL before Linux 6.13"),
+        other => panic!("errno {other}"),
+    }
+    // Linux 6.13 and 6.14 have guards, and no word for them.
+    let (scanned, place) = seen(guarded);
+    assert_eq!(scanned, swapped);
+    assert!([PageIs::Guard, mark].contains(&place), "{place:?}");
+    println!("  a guard's word says {place:?}");
+}
+
+/// A swap file of a few pages, or the swap that is on. Gone with the fact.
+struct TinySwap(Option<tempfile::NamedTempFile>);
+
+impl TinySwap {
+    fn on() -> TinySwap {
+        let swaps = std::fs::read_to_string("/proc/swaps").unwrap_or_default();
+        if swaps.lines().count() > 1 {
+            return TinySwap(None);
+        }
+        if std::env::var_os("UNDERCROFT_TEST_SWAPON").is_none() {
+            crate::skip("no swap is on; UNDERCROFT_TEST_SWAPON=1 switches a small file on and off");
+        }
+        let file = tempfile::NamedTempFile::new_in(".").unwrap();
+        std::io::Write::write_all(&mut file.as_file(), &vec![0; 256 * PAGE]).unwrap();
+        let run = |tool: &str| {
+            let status = std::process::Command::new(tool).arg(file.path()).status();
+            assert!(status.unwrap().success(), "{tool}");
+        };
+        run("mkswap");
+        run("swapon");
+        TinySwap(Some(file))
+    }
+}
+
+impl Drop for TinySwap {
+    fn drop(&mut self) {
+        if let Some(file) = &self.0 {
+            let off = std::process::Command::new("swapoff")
+                .arg(file.path())
+                .status();
+            assert!(off.unwrap().success(), "swapoff {:?}", file.path());
+        }
+    }
+}
+
+fn a_page_in_the_kernel_s_swap_is_told_from_marks_and_its_touch_is_no_fault_of_ours() {
+    let _swap = TinySwap::on();
+    let (mut ear, area) = Ear::with_area(Features::EVENTS, 2);
+    let page = area.part(1, 1);
+    until("the kernel swaps the page", || {
+        page.advise(libc::MADV_PAGEOUT);
+        seen(page).1 == PageIs::Swapped
+    });
+    assert_eq!(seen(page).0, [Category::SWAPPED]);
+    let installed = ear.copy(page.at(0), &[9; PAGE], false);
+    assert!(
+        matches!(installed, Err(UffdError::Exists { .. })),
+        "{installed:?}"
+    );
+    assert_eq!(page.read(0), 11);
+    assert_eq!(seen(page).1, PageIs::Present);
+    ear.silent();
 }
 
 fn entry_is_exclusive(area: Area) -> bool {

@@ -1,4 +1,5 @@
-//! What the perf side band reports of a process tree, how soon, and what it costs the program.
+//! The perf side band on a process tree: its reports, how soon they come, and their cost to the
+//! program.
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -437,7 +438,7 @@ fn latency_from_the_mapping_to_the_wake_up() {
     assert!(latencies.len() > SAMPLES / 2 && at(50) < 50_000);
 }
 
-/// What the client does in the overhead fact: name, repetitions, one operation.
+/// The client's loads in the overhead fact: name, repetitions, one operation.
 const LOADS: [(&str, usize, fn()); 3] = [
     ("mmap + touch + munmap", 1500, || {
         let area = plain(1);

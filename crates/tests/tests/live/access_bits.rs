@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::Value;
 use undercroft_tests::{
     Job, MIB, beside_others, build, find, has_access_bits, one_at_a_time, plain_only, say, skip,
-    undercroft,
+    undercroft, undercroft_lab,
 };
 
 const LIMIT: u64 = 32 * MIB;
@@ -49,8 +49,7 @@ fn hot_faults(job: Job) -> (f64, Value) {
 
 #[test]
 fn a_hot_set_stays_in_memory_where_its_uses_are_seen() {
-    let name = "a_hot_set_stays_in_memory_where_its_uses_are_seen";
-    if !has_access_bits(name) {
+    if !has_access_bits() {
         return;
     }
     let _turn = beside_others();
@@ -77,7 +76,7 @@ fn a_hot_set_stays_in_memory_where_its_uses_are_seen() {
 /// no scan.
 #[test]
 fn by_default_a_run_scans_while_pages_leave() {
-    if !has_access_bits("by_default_a_run_scans_while_pages_leave") {
+    if !has_access_bits() {
         return;
     }
     let _turn = beside_others();
@@ -117,7 +116,7 @@ fn turnovers(report: &Value) -> f64 {
 /// relative.
 #[test]
 fn by_default_idle_programs_and_fork_relatives_are_not_scanned() {
-    if !has_access_bits("by_default_idle_programs_and_fork_relatives_are_not_scanned") {
+    if !has_access_bits() {
         return;
     }
     let _turn = one_at_a_time();
@@ -137,7 +136,7 @@ fn by_default_idle_programs_and_fork_relatives_are_not_scanned() {
     assert!(long < short + 4, "{short} and {long} scans");
 
     if find("python3").is_none() {
-        return skip("fork relatives and scans", "needs python3");
+        return skip("needs python3");
     }
     let folder = tempfile::tempdir().expect("a scratch folder");
     let spill = folder.path().join("spill").display().to_string();
@@ -179,7 +178,7 @@ os._exit(0)  # the child lives until then: without it scans are allowed again
 /// Scans while the program forks: the children share the parent's frames until they write.
 #[test]
 fn scanning_a_tree_of_processes_costs_no_byte() {
-    if !has_access_bits("scanning_a_tree_of_processes_costs_no_byte") {
+    if !has_access_bits() {
         return;
     }
     let _turn = beside_others();
@@ -199,7 +198,7 @@ fn scanning_a_tree_of_processes_costs_no_byte() {
 
 #[test]
 fn a_trace_has_the_uses_of_pages_in_memory_and_only_of_those() {
-    if !has_access_bits("a_trace_has_the_uses_of_pages_in_memory_and_only_of_those") {
+    if !has_access_bits() {
         return;
     }
     let _turn = beside_others();
@@ -211,7 +210,7 @@ fn a_trace_has_the_uses_of_pages_in_memory_and_only_of_those() {
         "--trace",
         &trace,
     ]));
-    let info = Job::new(undercroft())
+    let info = Job::new(undercroft_lab())
         .args(["trace", "info", &trace, "--json"])
         .run()
         .expect(0);
@@ -222,7 +221,7 @@ fn a_trace_has_the_uses_of_pages_in_memory_and_only_of_those() {
         report["access_scans"]["pages_used"].as_u64()
     );
     assert!(recorded > 10 * HOT_MIB * 256, "{recorded}");
-    let cat = Job::new(undercroft())
+    let cat = Job::new(undercroft_lab())
         .args(["trace", "cat", "--movements", &trace])
         .run()
         .expect(0);
@@ -250,9 +249,9 @@ fn a_trace_has_the_uses_of_pages_in_memory_and_only_of_those() {
 }
 
 /// Undercroft without the capabilities `lost`; `None` if this machine cannot take them away.
-fn undercroft_without(name: &str, lost: &str) -> Option<Job> {
+fn undercroft_without(lost: &str) -> Option<Job> {
     if plain_only() || !rustix::process::geteuid().is_root() || find("setpriv").is_none() {
-        skip(name, "needs root, setpriv and undercroft");
+        skip("needs root, setpriv and undercroft");
         return None;
     }
     let sets = [
@@ -266,12 +265,11 @@ fn undercroft_without(name: &str, lost: &str) -> Option<Job> {
 /// without holding up installations.
 #[test]
 fn without_the_rights_to_scan_and_clear_the_default_scans_nothing() {
-    let name = "without_the_rights_to_scan_and_clear_the_default_scans_nothing";
     let _turn = beside_others();
     let folder = tempfile::tempdir().expect("a scratch folder");
     let path = |name: &str| folder.path().join(name).display().to_string();
     for lost in ["-bpf,-perfmon,-sys_admin", "-sys_nice"] {
-        let Some(job) = undercroft_without(name, lost) else {
+        let Some(job) = undercroft_without(lost) else {
             return;
         };
         let tier = format!("file:{},size=1G", path("spill"));
@@ -294,9 +292,8 @@ fn without_the_rights_to_scan_and_clear_the_default_scans_nothing() {
 /// fix.
 #[test]
 fn without_the_right_to_scan_the_option_is_refused() {
-    let name = "without_the_right_to_scan_the_option_is_refused";
     let _turn = beside_others();
-    let Some(job) = undercroft_without(name, "-bpf,-perfmon,-sys_admin") else {
+    let Some(job) = undercroft_without("-bpf,-perfmon,-sys_admin") else {
         return;
     };
     let outcome = job

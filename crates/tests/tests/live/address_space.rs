@@ -129,12 +129,9 @@ fn assert_every_kind_was_done(text: &str, more: &[&str], outcome: &Outcome) {
             wants((*name).to_owned(), count(name));
         }
     };
-    only_if(!has("--no-fork"), &["forks", "child_ops"]);
-    only_if(!has("--no-fork"), &CHILDREN.map(|kind| kind));
-    only_if(
-        !has("--no-side"),
-        &["increments", "futex_rounds", "storm_threads", "spawned"],
-    );
+    only_if(!has("--no-fork"), &["forks", "child_ops", "sharers_done"]);
+    only_if(!has("--no-fork"), &CHILDREN);
+    only_if(!has("--no-side"), &BESIDE);
     only_if(!has("--no-signals"), &["alarms"]);
     only_if(has("--guards"), &["guards"]);
     only_if(has("--realtime"), &["realtime_threads"]);
@@ -156,26 +153,37 @@ fn assert_every_kind_was_done(text: &str, more: &[&str], outcome: &Outcome) {
             wants(format!("op {name}"), number(chosen));
         }
     }
-    let ways = text
-        .lines()
-        .filter(|line| line.starts_with("peer "))
-        .count();
-    assert_eq!(ways, 8, "the second process tells of its ways: {outcome}");
+    let ways = text.lines().filter(|line| line.starts_with("peer "));
+    assert_eq!(
+        ways.count(),
+        8,
+        "the second process tells of its ways: {outcome}"
+    );
     assert!(missing.is_empty(), "never done: {missing:?}: {outcome}");
 }
 
-/// What fork children become (`programs/asfuzz_child.h`). Only root changes the user.
-const CHILDREN: [&str; 5] = [
+/// Work of the threads beside the one that changes the address space.
+const BESIDE: [&str; 5] = [
+    "increments",
+    "futex_rounds",
+    "storm_threads",
+    "spawned",
+    "overs",
+];
+
+/// Ways of fork children (`programs/asfuzz_child.h`). Only root changes the user.
+const CHILDREN: [&str; 6] = [
     "children plain",
     "children closefrom",
     "children seccomp",
     "children setuid",
     "children exec_by_thread",
+    "children outlived",
 ];
 
 /// As [`fuzz`]. Real-time threads fault, too, and the second process freezes the program.
-fn fuzz_frozen(name: &str, case: Case<'_>) {
-    let freezer = Freezer::new(name);
+fn fuzz_frozen(case: Case<'_>) {
+    let freezer = Freezer::new();
     let path = freezer.as_ref().map(|freezer| freezer.0.to_string_lossy());
     let mut more = case.more.to_vec();
     more.push("--realtime");
@@ -193,7 +201,7 @@ struct Freezer(PathBuf);
 
 impl Freezer {
     /// `None`, with a message, if this machine has no such cgroup.
-    fn new(test: &str) -> Option<Freezer> {
+    fn new() -> Option<Freezer> {
         let roots = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
         let version_2 = |root: &&&str| Path::new(root).join("cgroup.controllers").exists();
         let name = format!("undercroft-test-{}", std::process::id());
@@ -202,10 +210,7 @@ impl Freezer {
             std::fs::create_dir(&path).ok().map(|()| Freezer(path))
         });
         if made.is_none() {
-            skip(
-                test,
-                "no cgroup of version 2 can be made: nothing is frozen",
-            );
+            skip("no cgroup of version 2 can be made: nothing is frozen");
         }
         made
     }
@@ -251,35 +256,27 @@ fn address_space_survives_on_the_ram_tier_alone() {
 /// Also frozen, and with real-time threads.
 #[test]
 fn address_space_survives_on_ram_over_file_with_four_workers() {
-    let name = "address_space_survives_on_ram_over_file_with_four_workers";
-    fuzz_frozen(
-        name,
-        Case {
-            seed: 2,
-            ops: ops(2_600),
-            threads: 4,
-            tiers: WIDE,
-            percent: 25,
-            more: &[],
-        },
-    );
+    fuzz_frozen(Case {
+        seed: 2,
+        ops: ops(2_600),
+        threads: 4,
+        tiers: WIDE,
+        percent: 25,
+        more: &[],
+    });
 }
 
 /// Also frozen, and with real-time threads.
 #[test]
 fn address_space_survives_on_the_file_tier() {
-    let name = "address_space_survives_on_the_file_tier";
-    fuzz_frozen(
-        name,
-        Case {
-            seed: 3,
-            ops: ops(2_600),
-            threads: 2,
-            tiers: FILE,
-            percent: 25,
-            more: &[],
-        },
-    );
+    fuzz_frozen(Case {
+        seed: 3,
+        ops: ops(2_600),
+        threads: 2,
+        tiers: FILE,
+        percent: 25,
+        more: &[],
+    });
 }
 
 #[test]
@@ -294,8 +291,8 @@ fn address_space_survives_on_a_small_pool_over_file() {
     });
 }
 
-/// One worker, its fork children, and nothing beside them: the case to try first when another one
-/// fails.
+/// A single worker, its fork children, and nothing beside them: the case to try first when another
+/// one fails.
 #[test]
 fn address_space_survives_with_one_thread() {
     let more = &["--no-side", "--no-signals"];
@@ -341,10 +338,27 @@ fn address_space_survives_each_policy_and_prefetcher() {
     }
 }
 
+/// As on many CPUs: the agent moves pages while those before are compressed by several threads.
+#[test]
+fn address_space_survives_groups_that_overlap() {
+    fuzz_with(
+        &[],
+        &["--compressors", "4"],
+        Case {
+            seed: 30,
+            ops: ops(1_500),
+            threads: 4,
+            tiers: WIDE,
+            percent: 25,
+            more: &[],
+        },
+    );
+}
+
 /// Pages are scanned while they move, fork, vanish and come back.
 #[test]
 fn address_space_survives_scans_of_access_bits() {
-    if !has_access_bits("address_space_survives_scans_of_access_bits") {
+    if !has_access_bits() {
         return;
     }
     for (seed, policy) in [(24, "lru"), (25, "active_inactive")] {
@@ -380,7 +394,7 @@ fn address_space_survives_guard_pages() {
 #[test]
 fn address_space_survives_on_one_cpu() {
     if find("taskset").is_none() {
-        return skip("address_space_survives_on_one_cpu", "no taskset");
+        return skip("no taskset");
     }
     fuzz_with(
         &["taskset", "-c", "0"],
@@ -401,10 +415,7 @@ fn address_space_survives_on_one_cpu() {
 fn address_space_survives_more_seeds() {
     let seeds = setting("UNDERCROFT_TEST_SEEDS", 0);
     if seeds == 0 {
-        skip(
-            "address_space_survives_more_seeds",
-            "UNDERCROFT_TEST_SEEDS is not set",
-        );
+        skip("UNDERCROFT_TEST_SEEDS is not set");
     }
     for seed in 100..100 + seeds {
         let tiers = [RAM, FILE, BOTH, WIDE][seed as usize % 4];
@@ -436,9 +447,6 @@ fn oracle_notices_a_spoiled_page() {
         );
     }
     if plain_only() {
-        skip(
-            "address_space",
-            "everything ran plain: UNDERCROFT_TEST_PLAIN is set",
-        );
+        skip("everything ran plain: UNDERCROFT_TEST_PLAIN is set");
     }
 }

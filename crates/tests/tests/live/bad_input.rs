@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use undercroft_tests::{
     Job, MIB, Outcome, beside_others, build, build_static, find, one_at_a_time, plain_only, skip,
-    undercroft,
+    turn, undercroft,
 };
 
 /// Runs `undercroft WORDS` as they are.
@@ -39,10 +39,7 @@ const USAGE: &[i32] = &[2, 125];
 
 macro_rules! needs_undercroft {
     ($name:expr) => {
-        let _turn = one_at_a_time();
-        if plain_only() {
-            return skip($name, "it tests the binary itself");
-        }
+        turn!(one_at_a_time, "it tests the binary itself");
     };
 }
 
@@ -236,9 +233,8 @@ fn for_everyone() -> (tempfile::TempDir, PathBuf, PathBuf) {
 #[test]
 fn without_capabilities_it_refuses_clearly_or_works_exactly() {
     needs_undercroft!("without_capabilities_it_refuses_clearly_or_works_exactly");
-    let name = "without_capabilities_it_refuses_clearly_or_works_exactly";
     if !rustix::process::geteuid().is_root() || find("setpriv").is_none() {
-        return skip(name, "needs root and setpriv");
+        return skip("needs root and setpriv");
     }
     let (folder, binary, program) = for_everyone();
     let drop_ptrace = [
@@ -281,12 +277,8 @@ fn without_capabilities_it_refuses_clearly_or_works_exactly() {
 #[test]
 fn full_disk_never_costs_a_byte() {
     needs_undercroft!("full_disk_never_costs_a_byte");
-    let name = "full_disk_never_costs_a_byte";
     if !rustix::process::geteuid().is_root() || find("unshare").is_none() {
-        return skip(
-            name,
-            "needs root and unshare for a small file system of its own",
-        );
+        return skip("needs root and unshare for a small file system of its own");
     }
     let folder = tempfile::tempdir().expect("a scratch folder");
     let small = folder.path().display().to_string();
@@ -319,10 +311,9 @@ fn full_disk_never_costs_a_byte() {
 /// The program frees what fills the tier. Pages above the limit must then soon move there.
 #[test]
 fn room_that_comes_back_is_used() {
-    let name = "room_that_comes_back_is_used";
     needs_undercroft!(name);
     let Some(python) = find("python3") else {
-        return skip(name, "no python3");
+        return skip("no python3");
     };
     let folder = tempfile::tempdir().expect("a scratch folder");
     let script = "import hashlib, mmap, os, time\n\

@@ -7,9 +7,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use undercroft_tests::{
-    Job, MIB, Running, beside_others, build, find, one_at_a_time, plain_only, say, skip, undercroft,
-};
+use undercroft_tests::{Job, MIB, Running, build, find, say, skip, turn, undercroft};
 
 const MEMORY: u64 = 64 * MIB;
 
@@ -114,7 +112,7 @@ impl Daemon {
         serde_json::from_str(&self.ask(&["daemon", "status", "--json"]).text()).ok()
     }
 
-    /// What clients keep to or use, in all: never more than there is.
+    /// Checks that clients keep to or use, in all, never more than there is.
     fn check(&self) -> serde_json::Value {
         let status = self.status().expect("a status");
         let clients = status["clients"].as_array().expect("clients");
@@ -128,7 +126,7 @@ impl Daemon {
     fn limit_of(&self, run: &Running) -> Option<u64> {
         let status = self.check();
         let clients = status["clients"].as_array()?.clone();
-        let mine = clients.into_iter().find(|it| it["pid"] == run.pid())?;
+        let mine = clients.into_iter().find(|it| it["pid"] == run.keeper())?;
         mine["limit_bytes"].as_u64()
     }
 
@@ -136,7 +134,7 @@ impl Daemon {
         let evidence = self.folder.path().join("evidence");
         Job::new(build("holdcheck"))
             .args(["48", &evidence.display().to_string(), &seconds.to_string()])
-            .options(["--daemon", "--class", class])
+            .options([format!("--daemon={class}")])
             .env("UNDERCROFT_DIR", self.folder.path())
             .timeout(60)
             .start()
@@ -155,10 +153,7 @@ impl Drop for Daemon {
 #[test]
 fn programs_share_memory_and_outlive_the_daemon() {
     let name = "programs_share_memory_and_outlive_the_daemon";
-    let _turn = one_at_a_time();
-    if plain_only() {
-        return skip(name, "a plain run has no daemon");
-    }
+    turn!(one_at_a_time, "a plain run has no daemon");
     let mut daemon = Daemon::start();
     let mut first = daemon.program("default", 7);
     first.until("first grant", 20, |run| {
@@ -216,11 +211,7 @@ fn programs_share_memory_and_outlive_the_daemon() {
 /// A run in namespaces of its own, as a container has them, reaches the daemon by its socket.
 #[test]
 fn a_program_in_a_container_is_a_client_like_others() {
-    let name = "a_program_in_a_container_is_a_client_like_others";
-    let _turn = beside_others();
-    if plain_only() {
-        return skip(name, "a plain run has no daemon");
-    }
+    turn!(beside_others, "a plain run has no daemon");
     let own = [
         "--pid",
         "--mount",
@@ -232,14 +223,14 @@ fn a_program_in_a_container_is_a_client_like_others() {
     ];
     let possible = Command::new("unshare").args(own).arg("true").status();
     if !possible.is_ok_and(|status| status.success()) {
-        return skip(name, "no namespaces can be made here");
+        return skip("no namespaces can be made here");
     }
     let daemon = Daemon::start();
     let evidence = daemon.folder.path().join("evidence").display().to_string();
     let mut run = Job::new(build("holdcheck"))
         .args(["96", &evidence, "2"])
         .before(["unshare"].into_iter().chain(own))
-        .options(["--daemon", "--class", "web"])
+        .options(["--daemon=web"])
         .env("UNDERCROFT_DIR", daemon.folder.path())
         .timeout(60)
         .start();
@@ -260,15 +251,11 @@ fn a_program_in_a_container_is_a_client_like_others() {
 /// A daemon in a pid namespace of its own sees no process id of its clients, and serves them.
 #[test]
 fn a_daemon_in_a_container_serves_programs_outside() {
-    let name = "a_daemon_in_a_container_serves_programs_outside";
-    let _turn = beside_others();
-    if plain_only() {
-        return skip(name, "a plain run has no daemon");
-    }
+    turn!(beside_others, "a plain run has no daemon");
     let own = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"];
     let possible = Command::new(own[0]).args(&own[1..]).arg("true").status();
     if !possible.is_ok_and(|status| status.success()) {
-        return skip(name, "no namespaces can be made here");
+        return skip("no namespaces can be made here");
     }
     let daemon = Daemon::start_by(&own);
     let mut run = daemon.program("web", 1);
@@ -311,15 +298,11 @@ fn threads(pid: i32) -> Option<Vec<(String, u32)>> {
 /// background. The program itself may use all CPUs.
 #[test]
 fn a_class_limits_what_its_managers_use() {
-    let name = "a_class_limits_what_its_managers_use";
-    let _turn = one_at_a_time();
-    if plain_only() {
-        return skip(name, "a plain run has no daemon");
-    }
+    turn!(one_at_a_time, "a plain run has no daemon");
     let own = threads(std::process::id() as i32).expect("our threads");
     let cpus = own[0].0.clone();
     let Some((_, last)) = cpus.rsplit_once([',', '-']) else {
-        return skip(name, "there is one CPU");
+        return skip("there is one CPU");
     };
     const MOVES: u64 = 4 * MIB;
     let daemon = Daemon::start_with(&[], |folder| {
@@ -334,7 +317,7 @@ fn a_class_limits_what_its_managers_use() {
     // Its holder looks the same, and has one thread.
     let managers = |run: &Running| {
         let all = run.tree().into_iter();
-        let mut all = all.filter(|it| it.command.contains("undercroft manager"));
+        let mut all = all.filter(|it| it.command.contains("undercroft: manager of"));
         all.find_map(|it| threads(it.pid).filter(|all| all.len() > 5))
     };
     let mut others = daemon.program("default", 1);
@@ -346,7 +329,7 @@ fn a_class_limits_what_its_managers_use() {
     });
     assert!(usual.iter().any(|(cpus, _)| cpus != last), "{usual:?}");
     others.wait().expect(0);
-    let program = Job::new("nproc").options(["--daemon", "--class", "web"]);
+    let program = Job::new("nproc").options(["--daemon=web"]);
     let program = program.env("UNDERCROFT_DIR", daemon.folder.path());
     let plain = Command::new("nproc").output().expect("nproc");
     assert_eq!(program.run().expect(0).output, plain.stdout);
@@ -357,7 +340,7 @@ fn a_class_limits_what_its_managers_use() {
         let mine = clients
             .as_array()?
             .iter()
-            .find(|it| it["pid"] == run.pid())?;
+            .find(|it| it["pid"] == run.keeper())?;
         mine["swap_ins"].as_u64().filter(|it| *it > 1000)
     });
     let granted = managers(&run).expect("its threads");
@@ -376,8 +359,8 @@ fn a_class_limits_what_its_managers_use() {
     );
 }
 
-/// What systemd does with `packaging/undercroft.socket`: it listens, and starts the daemon anew
-/// half a second after each end.
+/// A program that does as systemd with `packaging/undercroft.socket`: it listens, and starts the
+/// daemon anew half a second after each end.
 const LISTENS: &str = r#"
 import ctypes, os, socket, subprocess, sys, time
 at = socket.socket(socket.AF_UNIX); at.bind(sys.argv[1]); at.listen(64)
@@ -394,13 +377,9 @@ while True:
 /// outlives the daemon.
 #[test]
 fn a_run_waits_for_a_daemon_whose_socket_is_there() {
-    let name = "a_run_waits_for_a_daemon_whose_socket_is_there";
-    let _turn = beside_others();
-    if plain_only() {
-        return skip(name, "a plain run has no daemon");
-    }
+    turn!(beside_others, "a plain run has no daemon");
     let Some(python) = find("python3") else {
-        return skip(name, "no python3; on Debian: apt-get install python3");
+        return skip("no python3; on Debian: apt-get install python3");
     };
     let folder = tempfile::tempdir().expect("a scratch folder");
     let socket = folder.path().join("daemon.sock").display().to_string();
@@ -466,11 +445,7 @@ fn a_run_waits_for_a_daemon_whose_socket_is_there() {
 /// Whatever a peer sends, it is refused or ended, and the next one is served.
 #[test]
 fn hostile_peers_and_impossible_wishes_are_refused() {
-    let name = "hostile_peers_and_impossible_wishes_are_refused";
-    let _turn = beside_others();
-    if plain_only() {
-        return skip(name, "a plain run has no daemon");
-    }
+    turn!(beside_others, "a plain run has no daemon");
     let daemon = Daemon::start();
     let config = daemon.folder.path().join("u.toml").display().to_string();
     let second = daemon.ask(&["daemon", "--config", &config]);
@@ -498,7 +473,7 @@ fn hostile_peers_and_impossible_wishes_are_refused() {
         let _ = stream.write_all(bytes); // it may be ended already
         held.push(stream);
     }
-    let mut program = Job::new("true").options(["--daemon", "--class", "wbe"]);
+    let mut program = Job::new("true").options(["--daemon=wbe"]);
     program = program.env("UNDERCROFT_DIR", daemon.folder.path());
     let refused = program.run();
     assert_eq!(refused.code(), Some(125));
@@ -535,17 +510,13 @@ fn hostile_peers_and_impossible_wishes_are_refused() {
 /// The limit that the daemon gave holds under each manager that takes over.
 #[test]
 fn a_program_of_the_daemon_outlives_its_managers() {
-    let name = "a_program_of_the_daemon_outlives_its_managers";
-    let _turn = beside_others();
-    if plain_only() {
-        return skip(name, "a plain run has no daemon");
-    }
+    turn!(beside_others, "a plain run has no daemon");
     let daemon = Daemon::start();
     let evidence = daemon.folder.path().join("evidence");
     let job = |class: &str, mib: &str, seconds: &str| {
         Job::new(build("holdcheck"))
             .args([mib, &evidence.display().to_string(), seconds])
-            .options(["--daemon", "--class", class, "--takeovers-max", "9"])
+            .options([&*format!("--daemon={class}"), "--takeovers-max", "9"])
             .env("UNDERCROFT_DIR", daemon.folder.path())
             .timeout(60)
             .start()
@@ -584,11 +555,7 @@ fn a_program_of_the_daemon_outlives_its_managers() {
 /// A killed keeper leaves its directory. The daemon removes it, also if no run comes after.
 #[test]
 fn the_directory_of_a_killed_keeper_is_removed_by_the_daemon() {
-    let name = "the_directory_of_a_killed_keeper_is_removed_by_the_daemon";
-    let _turn = beside_others();
-    if plain_only() {
-        return skip(name, "a plain run has no daemon");
-    }
+    turn!(beside_others, "a plain run has no daemon");
     let daemon = Daemon::start();
     let mut run = Job::new("sleep")
         .args(["60"])
@@ -596,9 +563,10 @@ fn the_directory_of_a_killed_keeper_is_removed_by_the_daemon() {
         .env("UNDERCROFT_DIR", daemon.folder.path())
         .start();
     run.until("a grant", 20, |run| daemon.limit_of(run));
-    let own = daemon.folder.path().join(format!("run-{}", run.pid()));
+    let own = daemon.folder.path().join(format!("run-{}", run.keeper()));
     assert!(own.is_dir());
-    run.signal(rustix::process::Signal::KILL);
+    let keeper = rustix::process::Pid::from_raw(run.keeper()).expect("an id");
+    rustix::process::kill_process(keeper, rustix::process::Signal::KILL).expect("it lives");
     let began = Instant::now();
     while own.exists() {
         assert!(began.elapsed() < Duration::from_secs(20), "it stays");

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use undercroft_tests::{
-    Job, MIB, Running, beside_others, build, build_musl, mix, plain_only, say, setting, skip,
+    AGENT, Job, MIB, Process, Running, anonymous_kib, beside_others, build, build_musl, mix,
+    plain_only, say, setting, skip, turn,
 };
 
 const FOOTPRINT_MIB: u64 = 24;
@@ -44,10 +45,10 @@ enum Role {
 fn cast(run: &Running) -> Option<[i32; 3]> {
     let tree = run.tree();
     let manager = tree.iter().find(|process| {
-        process.command.contains("undercroft manager") && process.parent == run.pid()
+        process.command.contains("undercroft: manager of") && process.parent == run.keeper()
     })?;
     let holder = tree.iter().find(|process| process.parent == manager.pid)?;
-    Some([run.pid(), manager.pid, holder.pid])
+    Some([run.keeper(), manager.pid, holder.pid])
 }
 
 /// Words verified so far: by parents and by children.
@@ -76,7 +77,7 @@ fn kill(seed: u64, kind: &str, victims: &[Role]) -> Death {
     };
     // Another manager would take over from one that dies alone.
     let options: &[&str] = match victims {
-        [Role::Manager] => &["--takeovers-max", "0"],
+        [Role::Manager] => &["--no-takeover"],
         _ => &[],
     };
     let mut run = Job::new(program)
@@ -140,10 +141,7 @@ impl Death {
 fn kinds() -> Vec<&'static str> {
     let musl = build_musl("orphans").is_some();
     if !musl {
-        skip(
-            "deaths, musl",
-            "no musl-gcc; on Debian: apt-get install musl-tools",
-        );
+        skip("no musl-gcc; on Debian: apt-get install musl-tools");
     }
     let made = |kind: &&str| musl || !kind.ends_with(" musl");
     KINDS.into_iter().filter(made).collect()
@@ -151,10 +149,7 @@ fn kinds() -> Vec<&'static str> {
 
 /// Kills `victims` of as many runs as asked for, and prints the outcome.
 fn deaths(name: &str, victims: &[Role]) {
-    let _turn = beside_others();
-    if plain_only() {
-        return skip(name, "a plain run has no process to kill");
-    }
+    turn!(beside_others, "a plain run has no process to kill");
     let kinds = kinds();
     let count = setting("UNDERCROFT_TEST_DEATHS", 2 * KINDS.len() as u64);
     let first = setting("UNDERCROFT_TEST_DEATHS_FROM", 0);
@@ -204,6 +199,58 @@ const SHARED: u64 = 12;
 /// Pages that may be lost with a process: those of a batch, and of a group that was set aside.
 const LOST_MAX: u64 = 2 * 64;
 
+/// Longest time in which the memory of all processes is above the limit. An agent that stays alone
+/// in its memory keeps it there for ever.
+const ABOVE_MAX: Duration = Duration::from_secs(4);
+
+/// Longest time in which memory has no agent. The last sharer stays for 2 s.
+const BARE_MAX: Duration = Duration::from_millis(1500);
+
+/// How long something has been so.
+#[derive(Debug, Default)]
+struct Spell {
+    since: Option<Instant>,
+    longest: Duration,
+}
+
+impl Spell {
+    fn note(&mut self, is_so: bool) {
+        if is_so {
+            let since = *self.since.get_or_insert_with(Instant::now);
+            self.longest = self.longest.max(since.elapsed());
+        } else {
+            self.since = None;
+        }
+    }
+}
+
+/// Wrong states seen in the processes and agents of a run of `programs/sharers.c`.
+#[derive(Debug, Default)]
+struct Watch {
+    /// All memory together is above the limit.
+    above: Spell,
+    /// The memory of two processes has one agent.
+    bare: Spell,
+}
+
+impl Watch {
+    /// Each memory has an agent, or should have one; two processes that share it count twice for a
+    /// moment. Pages of files do not count.
+    fn look(&mut self, run: &Running) {
+        let (mut bytes, mut counts) = ([0; 2], [0; 2]);
+        let ours = |of: &Process| of.command == AGENT || of.command.contains("sharers");
+        for process in run.tree().into_iter().filter(ours) {
+            let at = usize::from(process.command == AGENT);
+            bytes[at] += anonymous_kib(process.pid) << 10;
+            counts[at] += usize::from(process.state != 'Z');
+        }
+        let counts = counts.map(|count| count.min(2));
+        self.bare.note(counts[0] > counts[1]);
+        let bytes = bytes[0].max(bytes[1]);
+        self.above.note(bytes > LIMIT + LIMIT / 2);
+    }
+}
+
 /// A process goes away in the middle of its evictions, and a child shares its memory. The child
 /// reads its bytes, or SIGBUS for the pages that were lost with the process. It never reads zeros.
 fn shares_memory_of_a_process_that(goes: &str) {
@@ -212,9 +259,24 @@ fn shares_memory_of_a_process_that(goes: &str) {
         .args([goes, &FOOTPRINT_MIB.to_string(), &SHARED.to_string()])
         .timeout(180);
     if !plain_only() {
-        job = job.limit(LIMIT).tier("ram");
+        // The report is written when the last agent has ended.
+        job = job.limit(LIMIT).tier("ram").options(["--wait-all"]);
     }
-    let outcome = job.run().expect(0);
+    let mut run = job.start();
+    let mut watch = Watch::default();
+    while run.is_alive() {
+        watch.look(&run);
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let outcome = run.wait().expect(0);
+    say(&format!(
+        "sharers, {goes}: above the limit for {:?}, without an agent for {:?} at most",
+        watch.above.longest, watch.bare.longest
+    ));
+    if !plain_only() {
+        assert!(watch.above.longest < ABOVE_MAX, "{watch:?} {outcome}");
+        assert!(watch.bare.longest < BARE_MAX, "{watch:?} {outcome}");
+    }
     let [verified, errors] = outcome.numbers().map(|number| number as u64);
     say(&format!(
         "sharers, {goes}: {verified} pages verified after {SHARED} ends, {errors} times SIGBUS, \
@@ -240,15 +302,18 @@ fn a_process_that_shares_memory_reads_no_zeros_after_the_other_is_killed() {
     shares_memory_of_a_process_that("die");
 }
 
+/// An agent ends before its process, in order: but not if the memory lives on.
+#[test]
+fn a_process_that_shares_memory_keeps_its_agent_after_the_other_has_ended() {
+    shares_memory_of_a_process_that("exit");
+}
+
 /// A process that announced itself has its userfaultfd open in its own agent. So it waits for ever
 /// and reads no zeros. (A child that did not announce itself has none, and would read zeros.)
 #[test]
 fn keeper_manager_and_holder_killed_leave_an_announced_process_waiting() {
     let name = "keeper, manager and holder killed";
-    let _turn = beside_others();
-    if plain_only() {
-        return skip(name, "a plain run has no process to kill");
-    }
+    turn!(beside_others, "a plain run has no process to kill");
     let count = setting("UNDERCROFT_TEST_DEATHS", 6);
     let mut waiting = 0;
     for seed in 0..count {
@@ -270,18 +335,65 @@ fn keeper_manager_and_holder_killed_leave_an_announced_process_waiting() {
         death.nothing_wrong();
         // A victim may still be on its way out: it frees its memory first.
         let begin = Instant::now();
-        let mut waits = death.run.left();
+        // Its agent, which is no process of its own to the program, waits with it.
+        let left = || {
+            let mut left = death.run.left();
+            left.retain(|process| process.command != AGENT);
+            left
+        };
+        let mut waits = left();
         while waits.len() > 1 && begin.elapsed() < FREED {
             std::thread::sleep(Duration::from_millis(50));
-            waits = death.run.left();
+            waits = left();
         }
         // One process at most is left, and waits. If none is left, the victim that died last had
         // seen another die, and ended the program.
         assert!(waits.len() <= 1, "{}: {waits:#?}", death.story);
         waiting += waits.len();
-        assert!(!death.run.is_alive());
+        while death.run.is_alive() && begin.elapsed() < FREED {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        assert!(!death.run.is_alive(), "{}", death.story);
     }
     say(&format!(
         "{name}: {count} runs: {waiting} programs wait, the others were ended; 0 zero or wrong bytes"
     ));
+}
+
+/// A debugger, a profiler or a scanner maps the run's library too. It is no process of the run.
+#[test]
+fn a_bystander_that_maps_the_shim_lives_on() {
+    turn!(beside_others, "a plain run has no shim");
+    let mut run = Job::new("sleep").arg("60").limit(LIMIT).start();
+    let shim = run.until("the shim", 60, |run| {
+        run.tree().iter().find_map(|process| {
+            let maps = std::fs::read_to_string(format!("/proc/{}/maps", process.pid)).ok()?;
+            let line = maps.lines().find(|line| line.ends_with("_shim.so"))?;
+            Some(line.split_whitespace().last()?.to_owned())
+        })
+    });
+    // Python's `mmap` keeps a copy of the descriptor; the mapping is what counts.
+    let script = "import mmap, sys; f = open(sys.argv[1], 'rb'); \
+                  m = mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ); \
+                  print('mapped', flush=True); sys.stdin.read(1)";
+    let mut bystander = std::process::Command::new("python3")
+        .args(["-c", script, &shim])
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .expect("python3");
+    let mut said = [0; 6];
+    let out = bystander.stdout.as_mut().expect("a pipe");
+    std::io::Read::read_exact(out, &mut said).expect("it has mapped the file");
+    let [keeper, ..] = run.until("manager and holder", 60, cast);
+    let pid = Pid::from_raw(keeper).expect("a process id");
+    kill_process(pid, Signal::KILL).expect("it is ours to kill");
+    let begin = Instant::now();
+    while run.is_alive() || !run.left().is_empty() {
+        assert!(begin.elapsed() < GONE, "{:#?}", run.left());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(bystander.try_wait().expect("our child").is_none(), "killed");
+    drop(bystander.stdin.take());
+    assert!(bystander.wait().expect("our child").success());
 }

@@ -1,17 +1,12 @@
 //! Experiments of the lab that run undercroft itself, at small sizes.
 
 use serde_json::Value;
-use undercroft_tests::{
-    Job, find, one_at_a_time, plain_only, programs_folder, say, skip, undercroft,
-};
+use undercroft_tests::{Job, find, programs_folder, say, turn, undercroft, undercroft_lab};
 
 #[test]
 fn experiments_with_tiers_have_all_their_rows() {
     let name = "experiments_with_tiers_have_all_their_rows";
-    let _turn = one_at_a_time();
-    if plain_only() {
-        return skip(name, "they run undercroft themselves");
-    }
+    turn!(one_at_a_time, "they run undercroft themselves");
     let has_fio = find("fio").is_some();
     if !has_fio {
         say(&format!("SKIPPED: {name}: tier-bandwidth: no fio"));
@@ -22,8 +17,10 @@ fn experiments_with_tiers_have_all_their_rows() {
         }
         let out = tempfile::tempdir_in(programs_folder()).expect("a folder on a disk");
         let path = out.path().display().to_string();
-        let lab = Job::new(undercroft())
-            .args(["lab", "run", experiment, "--small", "--out", &path])
+        let tested = undercroft().display().to_string();
+        let lab = Job::new(undercroft_lab())
+            .args(["run", experiment, "--small", "--out", &path])
+            .args(["--undercroft", &tested])
             .timeout(120);
         let outcome = lab.run().expect(0);
         let text = std::fs::read_to_string(out.path().join("results.json")).expect("results");
@@ -38,5 +35,57 @@ fn experiments_with_tiers_have_all_their_rows() {
         let left = std::fs::read_dir(out.path()).expect("the folder").flatten();
         let left = left.filter(|it| it.file_name().to_string_lossy().contains("undercroft-lab"));
         assert_eq!(left.count(), 0, "files of the runs are left");
+    }
+}
+
+#[test]
+fn threads_of_one_memory_are_measured_counted_and_modelled() {
+    let name = "threads_of_one_memory_are_measured_counted_and_modelled";
+    turn!(one_at_a_time, "they run undercroft themselves");
+    let out = tempfile::tempdir_in(programs_folder()).expect("a folder on a disk");
+    let path = out.path().display().to_string();
+    let tested = undercroft().display().to_string();
+    let lab = Job::new(undercroft_lab())
+        .args([
+            "run",
+            "scale",
+            "--quick",
+            "--threads",
+            "1,2",
+            "--out",
+            &path,
+        ])
+        .args(["--undercroft", &tested])
+        .timeout(120);
+    let outcome = lab.run().expect(0);
+    let text = std::fs::read_to_string(out.path().join("results.json")).expect("results");
+    let results: Value = serde_json::from_str(&text).expect("JSON");
+    for note in results["notes"].as_array().expect("notes") {
+        let note = note.as_str().unwrap_or_default();
+        if note.starts_with("SKIPPED") {
+            say(&format!("{note} ({name})"));
+        }
+    }
+    assert_eq!(results["failures"], serde_json::json!([]), "{outcome}");
+    let scaling = &results["scaling"];
+    let counts = scaling["counts"].as_array().expect("counts");
+    assert_eq!(counts.len(), 4, "two kinds of tier, two numbers of threads");
+    for run in counts {
+        for field in ["faults", "pages_out", "engine_locks", "evict_locks"] {
+            assert!(run[field].as_f64() > Some(0.0), "{field}: {run:#}");
+        }
+        assert!(run["engine_locks"].as_f64() > run["engine_waits"].as_f64());
+    }
+    let phases = scaling["phases"].as_array().expect("phases");
+    let busy = |phase: &&Value| {
+        phase["busiest"]
+            .as_str()
+            .is_some_and(|it| it.starts_with("uc-"))
+    };
+    assert!(phases.iter().any(|phase| busy(&phase)), "{phases:#?}");
+    let modelled = scaling["modelled"].as_array().expect("predictions");
+    assert!(!modelled.is_empty());
+    for one in modelled {
+        assert!(one["ops_per_second"].as_f64() > Some(0.0), "{one:#}");
     }
 }

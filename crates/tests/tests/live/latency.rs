@@ -6,9 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-use undercroft_tests::{
-    Job, MIB, Outcome, Running, build, find, one_at_a_time, plain_only, skip, undercroft,
-};
+use undercroft_tests::{Job, MIB, Outcome, Running, build, find, skip, turn, undercroft};
 
 /// Goes round memory whose words are checked, over a pool and a file.
 fn loop_with(bound: &str) -> Outcome {
@@ -47,13 +45,7 @@ fn check_counts(outcome: &Outcome) {
 
 #[test]
 fn a_generous_bound_is_kept_in_every_window() {
-    let _turn = one_at_a_time();
-    if plain_only() {
-        return skip(
-            "a_generous_bound_is_kept_in_every_window",
-            "a plain run has no bound",
-        );
-    }
+    turn!(one_at_a_time, "a plain run has no bound");
     let outcome = loop_with("p99=20s");
     check_counts(&outcome);
     assert!(count(&outcome, "windows_kept") > 0, "{outcome}");
@@ -66,13 +58,7 @@ fn a_generous_bound_is_kept_in_every_window() {
 
 #[test]
 fn a_bound_that_no_page_in_can_keep_is_missed_in_every_window() {
-    let _turn = one_at_a_time();
-    if plain_only() {
-        return skip(
-            "a_bound_that_no_page_in_can_keep_is_missed_in_every_window",
-            "a plain run has no bound",
-        );
-    }
+    turn!(one_at_a_time, "a plain run has no bound");
     let outcome = loop_with("p50=1us");
     check_counts(&outcome);
     assert_eq!(count(&outcome, "windows_kept"), 0, "{outcome}");
@@ -88,11 +74,7 @@ fn a_bound_that_no_page_in_can_keep_is_missed_in_every_window() {
 /// first. Control has to move the program to the buffer above, where page-ins take microseconds.
 #[test]
 fn a_bound_that_the_device_misses_is_kept_once_control_has_moved_the_pages() {
-    let _turn = one_at_a_time();
-    let name = "a_bound_that_the_device_misses_is_kept_once_control_has_moved_the_pages";
-    if plain_only() {
-        return skip(name, "a plain run has no bound");
-    }
+    turn!(one_at_a_time, "a plain run has no bound");
     let folder = tempfile::tempdir().expect("a scratch folder");
     let path = |name: &str| folder.path().join(name).display().to_string();
     let outcome = Job::new(build("touch"))
@@ -135,11 +117,7 @@ fn slow_loop(folder: &std::path::Path, bound: &str) -> Job {
 
 #[test]
 fn a_bound_that_no_tier_can_keep_is_refused_with_the_one_that_could_be_kept() {
-    let _turn = one_at_a_time();
-    let name = "a_bound_that_no_tier_can_keep_is_refused_with_the_one_that_could_be_kept";
-    if plain_only() {
-        return skip(name, "a plain run has no bound");
-    }
+    turn!(one_at_a_time, "a plain run has no bound");
     let folder = tempfile::tempdir().expect("a scratch folder");
     let refused = slow_loop(folder.path(), "p99=50us").run().expect(125);
     assert!(
@@ -151,11 +129,7 @@ fn a_bound_that_no_tier_can_keep_is_refused_with_the_one_that_could_be_kept() {
 
 #[test]
 fn a_bound_changes_while_the_program_runs() {
-    let _turn = one_at_a_time();
-    let name = "a_bound_changes_while_the_program_runs";
-    if plain_only() {
-        return skip(name, "a plain run has no bound");
-    }
+    turn!(one_at_a_time, "a plain run has no bound");
     let folder = tempfile::tempdir().expect("a scratch folder");
     let mut run = slow_loop(folder.path(), "p99=20s").start();
     let pid = run.pid().to_string();
@@ -224,7 +198,7 @@ fn serve(options: &[&str]) -> Job {
     job.timeout(60)
 }
 
-/// One request over TCP.
+/// Makes a request over TCP.
 fn call(address: &str, head: &str, body: &str) -> (u16, String) {
     let port = address.trim_start_matches("http://").trim_end_matches('/');
     let mut stream = TcpStream::connect(port).expect("it takes calls");
@@ -249,11 +223,7 @@ fn change_by_socket(path: &Path, client: &str) {
 
 #[test]
 fn the_server_shows_a_running_program_and_changes_it_by_its_unix_socket_alone() {
-    let _turn = one_at_a_time();
-    let name = "the_server_shows_a_running_program_and_changes_it_by_its_unix_socket_alone";
-    if plain_only() {
-        return skip(name, "a plain run has no status");
-    }
+    turn!(one_at_a_time, "a plain run has no status");
     let folder = tempfile::tempdir().expect("a scratch folder");
     let mut run = slow_loop(folder.path(), "p99=20s").start();
     let pid = run.pid().to_string();
@@ -272,7 +242,8 @@ fn the_server_shows_a_running_program_and_changes_it_by_its_unix_socket_alone() 
     });
     assert_eq!(seen["memory_max_bytes"], 8 * MIB);
     let metrics = get("/metrics").1;
-    let emulated = format!("undercroft_tier_emulated{{client=\"{pid} touch");
+    let keeper = run.keeper();
+    let emulated = format!("undercroft_tier_emulated{{client=\"{keeper} touch");
     let line = metrics.lines().find(|line| line.starts_with(&emulated));
     let says_so = line.is_some_and(|line| line.ends_with("(emulated)\"} 1"));
     assert!(says_so, "{metrics}");
@@ -292,10 +263,12 @@ fn the_server_shows_a_running_program_and_changes_it_by_its_unix_socket_alone() 
     assert!(status.run().expect(0).text().starts_with("some avg10="));
     match page_in_browser(&address) {
         Some(page) => assert!(
-            page.contains(" 24 --rounds 1000") && page.contains(">emulated<"),
+            page.contains("touch (3 more)<")
+                && !page.contains("--rounds")
+                && page.contains(">emulated<"),
             "{page}"
         ),
-        None => skip(&format!("{name}: the page"), "chromium is not installed"),
+        None => skip("the page: chromium is not installed"),
     }
     server.signal(rustix::process::Signal::TERM);
     server.wait().expect(0);

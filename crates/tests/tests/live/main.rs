@@ -2,13 +2,20 @@
 
 mod access_bits;
 mod address_space;
+mod agent;
+mod arguments;
 mod bad_input;
+mod bounds;
+mod core_dump;
 mod daemon;
 mod deaths;
+mod given_up;
 mod hostile;
+mod images;
 mod keeper;
 mod lab;
 mod latency;
+mod left_behind;
 mod limits;
 mod live_and_simulated;
 mod manager_kill;
@@ -25,6 +32,7 @@ mod slabs;
 mod soak;
 mod stall;
 mod takeover;
+mod takeover_limit;
 mod tiers;
 mod transparency;
 mod trees;

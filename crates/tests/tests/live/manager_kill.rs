@@ -4,25 +4,23 @@
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use undercroft_tests::{
-    Job, MIB, Process, Running, beside_others, build, mix, plain_only, say, setting, skip,
-};
+use undercroft_tests::{Job, MIB, Process, Running, beside_others, build, mix, say, setting, turn};
 
 const FOOTPRINT_MIB: u64 = 48;
 const LIMIT: u64 = 12 * MIB;
 
 fn manager_of(run: &Running) -> Option<Process> {
-    run.tree()
-        .into_iter()
-        .find(|process| process.pid != run.pid() && process.command.contains("undercroft manager"))
+    run.tree().into_iter().find(|process| {
+        process.pid != run.pid() && process.command.contains("undercroft: manager of")
+    })
 }
 
-/// One run, killed `delay` after its manager appears. Returns how long `undercroft run` took to
-/// end.
+/// Starts a run, killed `delay` after its manager appears. Returns how long `undercroft run` took
+/// to end.
 fn kill_once(seed: u64, tier: &str) -> Duration {
     let mut job = Job::new(build("holdcheck"))
         .limit(LIMIT)
-        .options(["--takeovers-max", "0"])
+        .options(["--no-takeover"])
         .timeout(40);
     let scratch = tempfile::tempdir().expect("a scratch folder");
     let evidence = scratch.path().join("evidence");
@@ -60,10 +58,7 @@ fn kill_once(seed: u64, tier: &str) -> Duration {
 
 #[test]
 fn manager_killed_never_shows_zeros_or_stale_bytes() {
-    let _turn = beside_others();
-    if plain_only() {
-        return skip("manager_kill", "a plain run has no manager");
-    }
+    turn!(beside_others, "a plain run has no manager");
     let kills = setting("UNDERCROFT_TEST_KILLS", 50);
     let begin = Instant::now();
     let mut slowest = Duration::ZERO;

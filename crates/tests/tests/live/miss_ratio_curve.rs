@@ -1,8 +1,6 @@
 //! The miss-ratio curve of a run, beside runs under the other limits.
 
-use undercroft_tests::{
-    Job, MIB, Outcome, beside_others, build, one_at_a_time, plain_only, say, skip, undercroft,
-};
+use undercroft_tests::{Job, MIB, Outcome, build, say, turn, undercroft};
 
 /// Goes four times round 96 MiB whose words are checked, over a file.
 fn job(limit: u64, folder: &tempfile::TempDir) -> Job {
@@ -21,7 +19,7 @@ fn number(outcome: &Outcome, path: &str) -> f64 {
         .unwrap_or_else(|| panic!("no number `{path}` in the report: {outcome}"))
 }
 
-/// What the report of a run says of another limit: reads, at least, at most.
+/// The report of a run on another limit: reads, at least, at most.
 fn said(outcome: &Outcome, limit: u64) -> (f64, f64, Option<f64>) {
     let report = outcome.report.as_ref().expect("a report");
     let limits = report["mrc"]["limits"].as_array().cloned();
@@ -38,10 +36,7 @@ fn said(outcome: &Outcome, limit: u64) -> (f64, f64, Option<f64>) {
 #[test]
 fn curve_of_one_run_is_near_the_faults_of_runs_under_other_limits() {
     let name = "curve_of_one_run_is_near_the_faults_of_runs_under_other_limits";
-    let _turn = one_at_a_time();
-    if plain_only() {
-        return skip(name, "a plain run has no limit");
-    }
+    turn!(one_at_a_time, "a plain run has no limit");
     let folder = tempfile::tempdir().expect("a scratch folder");
     let (present, other, enough) = (48 * MIB, 72 * MIB, 144 * MIB);
     let one = job(present, &folder).run().expect(0);
@@ -61,32 +56,30 @@ fn curve_of_one_run_is_near_the_faults_of_runs_under_other_limits() {
 
 #[test]
 fn status_shows_other_limits_while_the_program_runs() {
-    let name = "status_shows_other_limits_while_the_program_runs";
-    let _turn = beside_others();
-    if plain_only() {
-        return skip(name, "a plain run has no status");
-    }
+    turn!(beside_others, "a plain run has no status");
     let folder = tempfile::tempdir().expect("a scratch folder");
     let home = folder.path().display().to_string();
     let run = job(48 * MIB, &folder).env("UNDERCROFT_DIR", &home).start();
     let pid = run.pid().to_string();
-    let status = |words: &[&str]| {
+    let ask = |words: &[&str]| {
         let args = ["status", "--mrc"].iter().chain(words);
         let job = Job::new(undercroft())
             .args(args)
             .env("UNDERCROFT_DIR", &home);
-        job.run().expect(0).text()
+        job.run()
     };
+    let status = |words: &[&str]| ask(words).expect(0).text();
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
     let text = loop {
-        let text = status(&[]);
+        // Others may run beside it. At first there is no run of this number yet.
+        let text = ask(&[&pid]).text();
         if text.contains("reads/s") {
             break text;
         }
         assert!(std::time::Instant::now() < deadline, "no curve: {text}");
         std::thread::sleep(std::time::Duration::from_millis(20));
     };
-    assert!(text.starts_with(&pid), "{text}");
+    assert!(text.starts_with(&run.keeper().to_string()), "{text}");
     let present = text.lines().find(|line| line.starts_with('>'));
     assert!(
         present.is_some_and(|line| line.contains(" 48.0 MiB ")),
@@ -98,7 +91,7 @@ fn status_shows_other_limits_while_the_program_runs() {
         14,
         "a title, a header, 12 limits: {one}"
     );
-    let json: serde_json::Value = serde_json::from_str(&status(&["--json"])).expect("JSON");
+    let json: serde_json::Value = serde_json::from_str(&status(&[&pid, "--json"])).expect("JSON");
     let limits = json["clients"][0]["mrc"]["limits"].as_array();
     assert_eq!(limits.map(Vec::len), Some(12), "{json}");
     run.wait().expect(0);

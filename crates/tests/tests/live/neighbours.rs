@@ -1,7 +1,9 @@
 //! No process of a run can stop another. A process that is stopped, frozen or starved under
 //! pressure holds up only itself, and has every byte when it goes on.
 
-use undercroft_tests::{Job, MIB, beside_others, build, plain_only, say, skip, target_folder};
+use undercroft_tests::{
+    Job, MIB, beside_others, build, plain_only, say, skip, target_folder, turn,
+};
 
 /// Rounds of 40 ms undisturbed and 40 ms disturbed.
 const ROUNDS: &str = "25";
@@ -23,8 +25,8 @@ fn second_version() -> Option<String> {
     mount.split(' ').nth(1).map(str::to_owned)
 }
 
-/// One process is disturbed in this `way` half of the time. The other's median and 99th percentile
-/// must be at most twice what they are otherwise, in the best of three runs.
+/// Disturbs a process in this `way` half of the time. The other's median and 99th percentile must
+/// be at most twice what they are otherwise, in the best of three runs.
 fn holds_up_nobody(name: &str, way: &str) {
     let _turn = beside_others();
     let mut job = Job::new(build("neighbours"))
@@ -32,7 +34,7 @@ fn holds_up_nobody(name: &str, way: &str) {
         .timeout(100);
     if way == "freeze" {
         let Some(folder) = second_version() else {
-            return skip(name, "no cgroup of the second version is mounted");
+            return skip("no cgroup of the second version is mounted");
         };
         job = job.env("CGROUP2", folder);
     }
@@ -42,7 +44,7 @@ fn holds_up_nobody(name: &str, way: &str) {
     let mut slow = Vec::new();
     for _ in 0..TRIES {
         match is_calm_beside(name, way, &job) {
-            None => return skip(name, "no group can be made, or no process put in it"),
+            None => return skip("no group can be made, or no process put in it"),
             Some(Ok(())) => return,
             Some(Err(why)) => slow.push(why),
         }
@@ -50,7 +52,7 @@ fn holds_up_nobody(name: &str, way: &str) {
     panic!("in each of {TRIES} runs: {slow:#?}");
 }
 
-/// One run; `None` if it cannot be made here. Says why if the other process was held up.
+/// Makes a run; `None` if it cannot be made here. Says why if the other process was held up.
 fn is_calm_beside(name: &str, way: &str, job: &Job) -> Option<Result<(), String>> {
     let outcome = job.run();
     if outcome.code() == Some(77) {
@@ -85,7 +87,7 @@ fn is_calm_beside(name: &str, way: &str, job: &Job) -> Option<Result<(), String>
     Some(verdict)
 }
 
-/// One test for each way to disturb a process.
+/// A test for each way to disturb a process.
 macro_rules! holds_up_nobody {
     ($($test:ident: $way:literal,)*) => {
         $(#[test]
@@ -112,10 +114,7 @@ holds_up_nobody! {
 #[test]
 fn whoever_reads_the_pagers_own_memory_loses_nothing() {
     let name = "whoever_reads_the_pagers_own_memory_loses_nothing";
-    if plain_only() {
-        return skip(name, "a plain run has no pager");
-    }
-    let _turn = beside_others();
+    turn!(beside_others, "a plain run has no pager");
     let folder = tempfile::tempdir_in(target_folder()).expect("a folder");
     let outcome = Job::new(build("strays"))
         .args(["64", "4"])
@@ -139,7 +138,7 @@ fn whoever_reads_the_pagers_own_memory_loses_nothing() {
     assert!(zeros < 200.0, "{outcome}");
 }
 
-/// What is mapped there afterwards reads as zeros, though the kernel reports no such change.
+/// A mapping made there afterwards reads as zeros, though the kernel reports no such change.
 #[test]
 fn pages_whose_place_is_taken_by_shared_memory_stay_away() {
     remaps("pages_whose_place_is_taken_by_shared_memory_stay_away", &[]);
@@ -162,7 +161,7 @@ fn remaps(name: &str, more: &[&str]) {
     }
     let outcome = job.run();
     if outcome.code() == Some(77) {
-        return skip(name, "no System V shared memory");
+        return skip("no System V shared memory");
     }
     let outcome = outcome.expect(0);
     say(&format!("{name}: {} pieces", outcome.text().trim()));

@@ -5,9 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 use serde_json::Value;
-use undercroft_tests::{
-    Job, MIB, Outcome, Running, beside_others, build, one_at_a_time, plain_only, say, skip,
-};
+use undercroft_tests::{Job, MIB, Outcome, Running, build, say, turn};
 
 use super::daemon::Daemon;
 
@@ -33,10 +31,7 @@ fn page_ins_of_two(job: impl Fn(usize) -> Job) -> f64 {
 #[test]
 fn programs_of_a_daemon_slow_each_other_on_one_emulated_device() {
     let name = "programs_of_a_daemon_slow_each_other_on_one_emulated_device";
-    let _turn = one_at_a_time();
-    if plain_only() {
-        return skip(name, "a plain run has no daemon");
-    }
+    turn!(one_at_a_time, "a plain run has no daemon");
     let daemon = Daemon::start_with(&[], |folder| {
         format!(
             "memory = \"64M\"\n[[tier]]\nspec = \"file:{folder},size=256M,shape=hdd-7200\"\n\
@@ -61,17 +56,17 @@ fn programs_of_a_daemon_slow_each_other_on_one_emulated_device() {
     assert!(shared < 0.75 * own, "{shared} on one disk, {own} on two");
 }
 
-/// What the daemon says of the bound of a run: the windows kept, and where its pages go.
+/// The daemon's figures of the bound of a run: the windows kept, and where its pages go.
 fn kept_and_goes(daemon: &Daemon, run: &Running) -> Option<(u64, String)> {
     let status = daemon.status()?;
     let clients = status["clients"].as_array()?;
-    let mine = clients.iter().find(|it| it["pid"] == run.pid())?;
+    let mine = clients.iter().find(|it| it["pid"] == run.keeper())?;
     let latency = &mine["latency"];
     let goes = latency["turn"]["goes"].as_str()?.to_owned();
     Some((latency["windows_kept"].as_u64()?, goes))
 }
 
-/// What the run itself says: where its pages go, and how many windows have ended.
+/// The run's own figures: where its pages go, and how many windows have ended.
 fn bound_of(daemon: &Daemon, run: &Running) -> Option<(String, u64)> {
     let status = daemon.ask(&["status", &run.pid().to_string(), "--json"]);
     let status: Value = serde_json::from_str(&status.text()).ok()?;
@@ -102,7 +97,7 @@ fn looping(daemon: &Daemon, class: &str) -> Running {
     Job::new(build("touch"))
         .args(["12", "--rounds", "1000", "--pace", "1000"])
         .limit(8 * MIB)
-        .options(["--prefetch", "none", "--daemon", "--class", class])
+        .options(["--prefetch", "none", &*format!("--daemon={class}")])
         .env("UNDERCROFT_DIR", daemon.folder.path())
         .timeout(120)
         .start()
@@ -112,11 +107,7 @@ fn looping(daemon: &Daemon, class: &str) -> Running {
 /// that memory, and the others stay, until the bound of one of them changes. Then the daemon dies.
 #[test]
 fn one_control_keeps_the_bounds_of_all_programs_of_a_daemon() {
-    let name = "one_control_keeps_the_bounds_of_all_programs_of_a_daemon";
-    let _turn = beside_others();
-    if plain_only() {
-        return skip(name, "a plain run has no daemon");
-    }
+    turn!(beside_others, "a plain run has no daemon");
     let mut daemon = Daemon::start_with(&[], |folder| {
         format!(
             "memory = \"64M\"\n\

@@ -1,8 +1,6 @@
 //! Policies that decide while a program runs: they must have decided, and every byte must be right.
 
-use undercroft_tests::{
-    Job, MIB, Outcome, beside_others, build, find, mix, one_at_a_time, plain_only, say, skip,
-};
+use undercroft_tests::{Job, MIB, Outcome, build, find, mix, say, skip, turn};
 
 /// Goes round memory whose words are checked, over a pool and a file. The pool is too small for all
 /// of it.
@@ -29,11 +27,7 @@ fn count(outcome: &Outcome, path: &str) -> f64 {
 
 #[test]
 fn worth_moves_pages_between_pool_and_file_and_loses_no_byte() {
-    let name = "worth_moves_pages_between_pool_and_file_and_loses_no_byte";
-    let _turn = one_at_a_time();
-    if plain_only() {
-        return skip(name, "a plain run has no tiers");
-    }
+    turn!(one_at_a_time, "a plain run has no tiers");
     let outcome = loop_with(&["--placement", "worth"]);
     let report = outcome.report.as_ref().expect("a report");
     assert_eq!(report["policies"]["placement"], "worth", "{outcome}");
@@ -48,11 +42,7 @@ fn worth_moves_pages_between_pool_and_file_and_loses_no_byte() {
 
 #[test]
 fn auto_has_faults_in_both_samples_and_loses_no_byte() {
-    let name = "auto_has_faults_in_both_samples_and_loses_no_byte";
-    let _turn = beside_others();
-    if plain_only() {
-        return skip(name, "a plain run has no policy");
-    }
+    turn!(beside_others, "a plain run has no policy");
     let outcome = loop_with(&["--policy", "auto", "--prefetch", "none"]);
     let report = outcome.report.as_ref().expect("a report");
     assert_eq!(report["policies"]["reclaim"], "auto", "{outcome}");
@@ -93,15 +83,11 @@ const TIMES: f64 = 2.5;
 /// this many more: where there are few, chance decides.
 const FEW: f64 = 500.0;
 
-/// The quick part of `undercroft lab run programs`: it counts faults, not seconds. The decision how
+/// The quick part of `undercroft-lab run programs`: it counts faults, not seconds. The decision how
 /// DRAM is split once cost these programs a hundred times the faults that a file alone has.
 #[test]
 fn defaults_never_fault_far_more_often_than_a_file_alone() {
-    let name = "defaults_never_fault_far_more_often_than_a_file_alone";
-    let _turn = one_at_a_time();
-    if plain_only() {
-        return skip(name, "a plain run has no faults that read");
-    }
+    turn!(one_at_a_time, "a plain run has no faults that read");
     let folder = tempfile::tempdir().expect("a scratch folder");
     let lines: String = (0..800_000)
         .map(|line| format!("{:016x}\n", mix(line)))
@@ -109,7 +95,7 @@ fn defaults_never_fault_far_more_often_than_a_file_alone() {
     std::fs::write(folder.path().join("lines"), lines).expect("the input of sort");
     for program in &PROGRAMS {
         if find(program.needs).is_none() {
-            skip(name, &format!("no {}", program.needs));
+            skip(&format!("no {}", program.needs));
             continue;
         }
         let job = Job::new("/bin/sh")

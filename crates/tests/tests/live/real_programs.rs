@@ -84,10 +84,7 @@ fn same_as_plain(
         squeezed.expect_swapping(squeeze.pages);
     }
     if plain_only() {
-        skip(
-            name,
-            "compared plain with plain: UNDERCROFT_TEST_PLAIN is set",
-        );
+        skip("compared plain with plain: UNDERCROFT_TEST_PLAIN is set");
     }
     plain
 }
@@ -103,10 +100,10 @@ fn python() -> Option<&'static str> {
 fn numpy_product_and_sort_are_identical() {
     let name = "numpy_product_and_sort_are_identical";
     let Some(python) = python() else {
-        return skip(name, "no /usr/bin/python3");
+        return skip("no /usr/bin/python3");
     };
     if Job::new(python).args(["-c", "import numpy"]).run().code() != Some(0) {
-        return skip(name, "no numpy; on Debian: apt-get install python3-numpy");
+        return skip("no numpy; on Debian: apt-get install python3-numpy");
     }
     let script = r#"
 import numpy, hashlib
@@ -130,7 +127,7 @@ print("sorted", bool((v[1:] >= v[:-1]).all()), digest(v), digest(order))
 fn sqlite_in_memory_is_identical() {
     let name = "sqlite_in_memory_is_identical";
     let Some(sqlite) = find("sqlite3") else {
-        return skip(name, "no sqlite3; on Debian: apt-get install sqlite3");
+        return skip("no sqlite3; on Debian: apt-get install sqlite3");
     };
     let script = "
 PRAGMA temp_store = MEMORY;
@@ -175,7 +172,7 @@ fn large_source(functions: u64) -> String {
 fn gcc_makes_the_same_object_file() {
     let name = "gcc_makes_the_same_object_file";
     let Some(gcc) = find("gcc") else {
-        return skip(name, "no gcc; on Debian: apt-get install gcc");
+        return skip("no gcc; on Debian: apt-get install gcc");
     };
     let folder = tempfile::tempdir().expect("a scratch folder");
     std::fs::write(folder.path().join("large.c"), large_source(450)).expect("a source file");
@@ -190,10 +187,7 @@ fn gcc_makes_the_same_object_file() {
 fn jvm_program_is_identical() {
     let name = "jvm_program_is_identical";
     let Some(java) = find("java") else {
-        return skip(
-            name,
-            "no java; on Debian: apt-get install default-jdk-headless",
-        );
+        return skip("no java; on Debian: apt-get install default-jdk-headless");
     };
     let folder = tempfile::tempdir().expect("a scratch folder");
     let source = folder.path().join("Churn.java");
@@ -247,9 +241,8 @@ const METHODS: &[(&str, u32)] = &[
 
 #[test]
 fn stress_ng_finds_no_wrong_bit() {
-    let name = "stress_ng_finds_no_wrong_bit";
     let Some(stress) = find("stress-ng") else {
-        return skip(name, "no stress-ng; on Debian: apt-get install stress-ng");
+        return skip("no stress-ng; on Debian: apt-get install stress-ng");
     };
     let _turn = beside_others();
     let scratch = tempfile::tempdir().expect("a scratch folder");

@@ -22,7 +22,7 @@ fn spins(name: &str, way: &str) -> Option<(f64, f64)> {
     }
     let outcome = job.run();
     if outcome.code() == Some(77) {
-        skip(name, "no real-time priority, or one CPU");
+        skip("no real-time priority, or one CPU");
         return None;
     }
     let outcome = outcome.expect(0);
@@ -83,7 +83,7 @@ fn threads_that_spin_on_two_cpus_stop_nobody_for_good() {
     spins("threads_that_spin_on_two_cpus_stop_nobody_for_good", "both");
 }
 
-/// One test for each way to spin.
+/// A test for each way to spin.
 macro_rules! is_served_beside {
     ($($test:ident: $way:literal,)*) => {
         $(#[test]

@@ -7,24 +7,18 @@ use std::path::Path;
 use std::time::Duration;
 
 use undercroft_resp::cluster::{Certificates, Cluster};
-use undercroft_tests::{
-    Job, MIB, Outcome, Running, build, find, one_at_a_time, plain_only, say, setting, skip,
-};
+use undercroft_tests::{Job, MIB, Outcome, Running, build, find, say, setting, skip, turn};
 
 /// Longest touch of a page while a master dies.
 const LONGEST_US: f64 = 100_000.0;
 
-/// One cluster for all steps: it takes two seconds to start.
+/// The steps share a cluster: it takes two seconds to start.
 #[test]
 fn remote_under_a_real_program() {
-    let name = "remote_under_a_real_program";
-    let _turn = one_at_a_time();
-    if plain_only() {
-        return skip(name, "a plain run has no tiers");
-    }
+    turn!(one_at_a_time, "a plain run has no tiers");
     for program in ["redis-server", "openssl"] {
         if find(program).is_none() {
-            return skip(name, &format!("{program} is not installed"));
+            return skip(&format!("{program} is not installed"));
         }
     }
     let folder = tempfile::tempdir().expect("a folder");
@@ -171,6 +165,10 @@ fn delete_copies_of_some(cluster: &Cluster) -> usize {
 
 /// A refusal is told before the program starts, with status 125.
 fn refused(tier: &str, reason: &str) {
+    refused_with(125, tier, reason);
+}
+
+fn refused_with(status: i32, tier: &str, reason: &str) {
     let marker = tempfile::tempdir().expect("a folder");
     let started = marker.path().join("started");
     let outcome = Job::new("/usr/bin/touch")
@@ -179,7 +177,7 @@ fn refused(tier: &str, reason: &str) {
         .tier("ram")
         .tier(tier)
         .run();
-    assert_eq!(outcome.code(), Some(125), "{outcome}");
+    assert_eq!(outcome.code(), Some(status), "{outcome}");
     let said = format!("{outcome}");
     assert!(said.contains(reason), "no `{reason}`: {said}");
     assert!(!started.exists(), "the program ran");
@@ -236,6 +234,18 @@ fn clusters_that_cannot_be_used_are_refused(cluster: &Cluster) {
     let plain = format!("redis:{}", Cluster::addresses(&cluster.tls_ports()));
     refused(&plain, "no node answers");
     refused("redis:no-such-host.invalid:6379", "no node answers");
+    refused("redis:127.0.0.1:1", "refused");
+    for (text, reason) in [
+        ("redis:localhost", "HOST:PORT"),
+        ("redis", "needs a node"),
+        ("redis:h:1,size=1G,size=1G", "twice"),
+        ("redis:h:1,shape=pcm", "no setting `shape`"),
+        ("redis:h:1,password=x", "password-file"),
+        ("redis:h:1,tbw=1T", "does not wear out"),
+        ("redis:h:1,price=x", "example: 4.5"),
+    ] {
+        refused_with(2, text, reason);
+    }
     let open = format!("redis:{}", Cluster::addresses(&cluster.ports()));
     let mut other = job(16, 700, &open).start();
     wait_for(&mut other, "filled");

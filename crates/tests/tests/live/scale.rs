@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use undercroft_tests::{
     Job, MIB, Outcome, Running, beside_others, build, descendants, is_full_size, one_at_a_time,
-    plain_only, processes, say, skip,
+    plain_only, processes, say, turn,
 };
 
 /// Longest hold of the engine that a test allows, of the holder's CPU time: other programs may have
@@ -30,7 +30,7 @@ fn sized(full: u64) -> String {
 }
 
 /// No thread that waits for the engine waited long for work on many pages. The layout lock, which
-/// only one process's faults wait for, has no bound: see operating.md.
+/// only one process's faults wait for, has no bound: see design note 0045.
 #[track_caller]
 fn expect_short_holds(outcome: Outcome) -> Outcome {
     if !plain_only() {
@@ -57,7 +57,7 @@ fn descriptors(run: &Running) -> Option<usize> {
     let tree = descendants(&processes(), run.pid());
     let manager = tree
         .iter()
-        .find(|process| process.command.contains("undercroft manager"))?;
+        .find(|process| process.command.contains("undercroft: manager of"))?;
     let folder = std::fs::read_dir(format!("/proc/{}/fd", manager.pid)).ok()?;
     Some(folder.count())
 }
@@ -89,11 +89,7 @@ fn hog_and(words: &str) -> Job {
 
 #[test]
 fn descriptors_do_not_grow_with_the_number_of_forks() {
-    if plain_only() {
-        let name = "descriptors_do_not_grow_with_the_number_of_forks";
-        return skip(name, "only plain");
-    }
-    let _turn = beside_others();
+    turn!(beside_others, "only plain");
     let count = sized(12_000);
     let words = format!("execs {count}");
     let (outcome, seen) = processes_beside_a_hog(&words, hog_and(&words));
@@ -112,10 +108,7 @@ fn descriptors_do_not_grow_with_the_number_of_forks() {
 
 #[test]
 fn few_descriptors_end_no_program() {
-    if plain_only() {
-        return skip("few_descriptors_end_no_program", "only plain");
-    }
-    let _turn = beside_others();
+    turn!(beside_others, "only plain");
     let few = [
         "sh",
         "-c",
@@ -152,10 +145,7 @@ fn waits_for_an_event(pid: i32) -> bool {
 #[test]
 fn forks_wait_for_a_descriptor_and_no_byte_is_lost() {
     let name = "forks_wait_for_a_descriptor_and_no_byte_is_lost";
-    if plain_only() {
-        return skip(name, "a plain run has no manager");
-    }
-    let _turn = beside_others();
+    turn!(beside_others, "a plain run has no manager");
     let rounds = 5;
     let mut run = Job::new(build("forks"))
         .args(["8", "60", "3"])
@@ -164,7 +154,7 @@ fn forks_wait_for_a_descriptor_and_no_byte_is_lost() {
         .start();
     let of = |run: &Running, word: &str| {
         let all = processes();
-        let mut children = all.iter().filter(|process| process.parent == run.pid());
+        let mut children = all.iter().filter(|process| process.parent == run.keeper());
         let found = children.find(|process| process.command.starts_with(word));
         found.map(|process| process.pid)
     };
@@ -172,7 +162,7 @@ fn forks_wait_for_a_descriptor_and_no_byte_is_lost() {
     let (mut waits, mut pauses) = (0, 0);
     while run.is_alive() && waits < rounds && pauses < 100 {
         pauses += 1;
-        let (Some(manager), Some(program)) = (of(&run, "undercroft manager"), of(&run, &forks))
+        let (Some(manager), Some(program)) = (of(&run, "undercroft: manager of"), of(&run, &forks))
         else {
             std::thread::sleep(Duration::from_millis(100));
             continue;
@@ -232,7 +222,7 @@ fn a_wide_and_sparse_mapping_costs_what_is_used() {
 fn many_threads_in_half_their_memory_have_every_byte() {
     let _turn = beside_others();
     let count = 1_000;
-    let seconds = if is_full_size() { "20" } else { "4" };
+    let seconds = if is_full_size() { "20" } else { "6" };
     let outcome = Job::new(build("scale"))
         .args(["threads", &count.to_string(), seconds])
         .limit(count * 64 * 4096 / 2)
@@ -247,10 +237,7 @@ fn many_threads_in_half_their_memory_have_every_byte() {
 #[test]
 fn many_processes_at_once_cost_the_manager_little() {
     let name = "many_processes_at_once_cost_the_manager_little";
-    if plain_only() {
-        return skip(name, "only plain");
-    }
-    let _turn = one_at_a_time();
+    turn!(one_at_a_time, "only plain");
     let (count, each) = (sized_number(500), 4);
     let words = ["loops".to_owned(), count.to_string(), each.to_string()];
     let plain = Job::new(build("scale")).args(&words).run().expect(0);

@@ -189,12 +189,8 @@ fn wait_until_loaded(redis: &mut Client) {
 
 #[test]
 fn redis_keeps_every_value_and_snapshots_exactly() {
-    let name = "redis_keeps_every_value_and_snapshots_exactly";
     let Some(redis) = find("redis-server") else {
-        return skip(
-            name,
-            "no redis-server; on Debian: apt-get install redis-server",
-        );
+        return skip("no redis-server; on Debian: apt-get install redis-server");
     };
     let _turn = beside_others();
     let footprint = redis_session(&redis, None);
@@ -205,7 +201,7 @@ fn redis_keeps_every_value_and_snapshots_exactly() {
     redis_session(&redis, Some((footprint * 35 / 100, "ram")));
     redis_session(&redis, Some((footprint / 2, "file:SPILL,size=2G")));
     if plain_only() {
-        skip(name, "everything ran plain: UNDERCROFT_TEST_PLAIN is set");
+        skip("everything ran plain: UNDERCROFT_TEST_PLAIN is set");
     }
 }
 
@@ -267,9 +263,8 @@ fn memcached_session(memcached: &std::path::Path, limit: Option<u64>) -> u64 {
 
 #[test]
 fn memcached_keeps_every_value() {
-    let name = "memcached_keeps_every_value";
     let Some(memcached) = find("memcached") else {
-        return skip(name, "no memcached; on Debian: apt-get install memcached");
+        return skip("no memcached; on Debian: apt-get install memcached");
     };
     let _turn = beside_others();
     let footprint = memcached_session(&memcached, None);
@@ -279,6 +274,6 @@ fn memcached_keeps_every_value() {
     );
     memcached_session(&memcached, Some(footprint * 35 / 100));
     if plain_only() {
-        skip(name, "everything ran plain: UNDERCROFT_TEST_PLAIN is set");
+        skip("everything ran plain: UNDERCROFT_TEST_PLAIN is set");
     }
 }

@@ -6,9 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use undercroft_tests::{
-    Job, MIB, Running, beside_others, build, one_at_a_time, plain_only, say, skip,
-};
+use undercroft_tests::{Job, MIB, Running, build, say, turn};
 
 use crate::daemon::Daemon;
 
@@ -18,7 +16,7 @@ const GRANT: u64 = 64 * MIB;
 /// DRAM of each run.
 const LIMIT: u64 = 24 * MIB;
 
-/// What a file system may count of a file for its own books.
+/// Bytes that a file system may count of a file for its own books.
 const BOOKS: u64 = MIB / 4;
 
 fn start() -> Daemon {
@@ -90,10 +88,10 @@ fn look(daemon: &Daemon, runs: &[&Running]) -> Option<serde_json::Value> {
     Some(status)
 }
 
-/// What a run has: quota, space, and what its pages take.
+/// Storage of a run: quota, space, and what its pages take.
 fn storage(status: &serde_json::Value, run: &Running) -> Option<[u64; 3]> {
     let clients = status["clients"].as_array()?;
-    let mine = clients.iter().find(|it| it["pid"] == run.pid())?;
+    let mine = clients.iter().find(|it| it["pid"] == run.keeper())?;
     let of = |name: &str| mine["storage"][0][name].as_u64();
     Some([of("quota")?, of("held")?, of("used")?])
 }
@@ -111,15 +109,12 @@ fn none_is_left(daemon: &Daemon) {
     }
 }
 
-/// One run needs more than three times its grant, and an idle one nothing. Then a second one
-/// grows, and a third comes: they have what the first one does not use.
+/// A run needs more than three times its grant, and an idle one nothing. Then a second one grows,
+/// and a third comes: they have what the first one does not use.
 #[test]
 fn a_run_has_what_others_do_not_use_and_gives_back_what_is_free() {
     let name = "a_run_has_what_others_do_not_use_and_gives_back_what_is_free";
-    let _turn = one_at_a_time();
-    if plain_only() {
-        return skip(name, "a plain run has no daemon");
-    }
+    turn!(one_at_a_time, "a plain run has no daemon");
     let daemon = start();
     let mut idle = program(&daemon, 8, 60, &[]);
     idle.until("the idle run", 20, |run| {
@@ -151,10 +146,7 @@ fn a_run_has_what_others_do_not_use_and_gives_back_what_is_free() {
 #[test]
 fn what_was_lent_comes_back_when_others_grow_and_come() {
     let name = "what_was_lent_comes_back_when_others_grow_and_come";
-    let _turn = one_at_a_time();
-    if plain_only() {
-        return skip(name, "a plain run has no daemon");
-    }
+    turn!(one_at_a_time, "a plain run has no daemon");
     let daemon = start();
     let mut first = program(&daemon, 88, 60, &[]);
     first.until("all that there is", 20, |run| {
@@ -210,7 +202,7 @@ fn kill_manager(daemon: &Daemon, run: &Running, other: &Running, mib: u64) {
         std::thread::sleep(Duration::from_millis(5));
     }
     let mut tree = run.tree().into_iter();
-    let manager = tree.find(|it| it.command.contains("undercroft manager"));
+    let manager = tree.find(|it| it.command.contains("undercroft: manager of"));
     let manager = manager.and_then(|it| Pid::from_raw(it.pid));
     kill_process(manager.expect("a manager"), Signal::KILL).expect("it lives");
     look(daemon, &[run, other]);
@@ -220,10 +212,7 @@ fn kill_manager(daemon: &Daemon, run: &Running, other: &Running, mib: u64) {
 #[test]
 fn managers_and_daemon_die_while_storage_grows() {
     let name = "managers_and_daemon_die_while_storage_grows";
-    let _turn = beside_others();
-    if plain_only() {
-        return skip(name, "a plain run has no daemon");
-    }
+    turn!(beside_others, "a plain run has no daemon");
     let mut daemon = start();
     let options = ["--takeovers-max", "9"];
     let runs = [144, 152].map(|mib| program(&daemon, mib, 12, &options));
@@ -252,4 +241,63 @@ fn managers_and_daemon_die_while_storage_grows() {
     }
     no_wrong_byte(&daemon);
     none_is_left(&daemon);
+}
+
+/// Without a daemon: a program replaces its pages at random, and then drops most of them. At every
+/// moment its file has at most twice what it holds, and 64 MiB more; after the drop once the pages
+/// that are left are stored together.
+#[test]
+fn a_file_has_at_most_twice_what_it_holds_and_64_mib_more() {
+    let name = "a_file_has_at_most_twice_what_it_holds_and_64_mib_more";
+    turn!(beside_others, "a plain run has no file");
+    let folder = tempfile::tempdir_in("/var/tmp").expect("a scratch folder");
+    let folder = folder.path();
+    let mut run = Job::new(build("scatter"))
+        .args(["150", "15", &folder.display().to_string()])
+        .limit(LIMIT)
+        .tier(&format!("file:{}", folder.display()))
+        .timeout(120)
+        .start();
+    let holds = |run: &Running| run.status()?["tiers"][0]["logical_bytes"].as_u64();
+    let bound = |held: u64| 2 * held + 64 * MIB;
+    let (mut most, mut held) = (0, 0);
+    run.until("drop", 90, |run| {
+        // What it holds falls when pages come in; the space follows some seconds later.
+        held = held.max(holds(run)?);
+        let has = space(run, folder);
+        held = held.max(holds(run)?);
+        let drops = folder.join("drops").exists();
+        assert!(
+            drops || has <= bound(held) + 4 * MIB,
+            "{has} B for {held} B"
+        );
+        most = most.max(has);
+        drops.then_some(())
+    });
+    assert!(most > 100 * MIB, "{most} B: nothing to give back");
+    let begun = Instant::now();
+    let mut found = (0, 0);
+    let (held, has) = run.until("space that is given back", 30, |run| {
+        let now = (holds(run)?, space(run, folder));
+        if now != found {
+            say(&format!(
+                "{:.1?}: {} B for {} B",
+                begun.elapsed(),
+                now.1,
+                now.0
+            ));
+        }
+        found = now;
+        (found.0 < 16 * MIB && found.1 <= bound(found.0)).then_some(found)
+    });
+    say(&format!(
+        "{name}: {} MiB at most; {} MiB for {} MiB {:.1} s after the drop",
+        most / MIB,
+        has / MIB,
+        held / MIB,
+        begun.elapsed().as_secs_f64()
+    ));
+    std::fs::write(folder.join("check"), "").expect("a file");
+    let outcome = run.wait().expect(0).expect_swapping(1000.0);
+    assert_eq!(outcome.text().trim(), "right");
 }

@@ -10,16 +10,14 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use undercroft_tests::{
-    Job, MIB, Running, anonymous_kib, build, mix, one_at_a_time, plain_only, say, setting, skip,
-};
+use undercroft_tests::{Job, MIB, Running, anonymous_kib, build, mix, say, setting, turn};
 
 use crate::daemon::Daemon;
 
 const CLIENTS: usize = 10;
 const MEMORY: u64 = 160 * MIB;
 
-/// What a client writes if a byte is wrong.
+/// The status with which a client ends if a byte is wrong.
 const WRONG: i32 = 86;
 
 /// The daemon may keep this much more than one that has just begun: its allocator's.
@@ -30,7 +28,7 @@ const GONE: Duration = Duration::from_secs(30);
 
 struct Client {
     run: Running,
-    /// One of its processes was ended by force, so its status says nothing.
+    /// Whether a process of it was ended by force, so that its status says nothing.
     killed: bool,
 }
 
@@ -91,9 +89,10 @@ impl Soak {
                     &self.evidence().display().to_string(),
                     &seconds.to_string(),
                 ])
-                .options(["--daemon", "--class", class, "--takeovers-max", takeovers])
+                .options([&*format!("--daemon={class}"), "--takeovers-max", takeovers])
                 .env("UNDERCROFT_DIR", self.daemon.folder.path())
                 .start();
+            run.keeper(); // known from now on, also if it has ended when it is asked for
             self.count("started");
             self.clients.push(Client { run, killed: false });
         }
@@ -124,7 +123,9 @@ impl Soak {
         let what = self.random(16);
         match what {
             0 => self.kill(at, "keeper", |tree, keeper| tree.first().map(|_| keeper)),
-            1 => self.kill(at, "manager", |tree, _| find(tree, "undercroft manager")),
+            1 => self.kill(at, "manager", |tree, _| {
+                find(tree, "undercroft: manager of")
+            }),
             2 | 3 => self.kill(at, "program", |tree, _| find(tree, "holdcheck")),
             4 => {
                 self.clients[at].run.signal(Signal::TERM);
@@ -141,7 +142,7 @@ impl Soak {
             }
             11 => {
                 // The daemon gives what it does not use to others, so it may not be paused.
-                assert!(!self.ask("paused", &["pause", &pid]));
+                assert!(!self.ask("paused", &["set", &pid, "paused=yes"]));
             }
             12 => {
                 self.ask("bounds set", &["set", &pid, "latency=p90=900ms"]);
@@ -174,7 +175,7 @@ impl Soak {
         whom: impl Fn(&[undercroft_tests::Process], i32) -> Option<i32>,
     ) {
         let run = &self.clients[at].run;
-        let Some(pid) = whom(&run.tree(), run.pid()).and_then(Pid::from_raw) else {
+        let Some(pid) = whom(&run.tree(), run.keeper()).and_then(Pid::from_raw) else {
             return; // it has not started yet
         };
         self.clients[at].killed = true;
@@ -206,7 +207,7 @@ impl Soak {
         loop {
             let status = self.daemon.status().expect("a status");
             let all = status["clients"].as_array().expect("clients");
-            let known = |run: &Running| all.iter().any(|client| client["pid"] == run.pid());
+            let known = |run: &Running| all.iter().any(|client| client["pid"] == run.keeper());
             let mut clients = self.clients.iter_mut();
             if clients.all(|client| known(&client.run) || !client.run.is_alive()) {
                 break;
@@ -273,7 +274,7 @@ fn find(tree: &[undercroft_tests::Process], words: &str) -> Option<i32> {
     tree.iter().find(is).map(|process| process.pid)
 }
 
-/// What the daemon holds: descriptors, granted bytes of each tier, its files, its own memory.
+/// The daemon's holdings: descriptors, granted bytes of each tier, its files, its own memory.
 fn held(daemon: &Daemon) -> (usize, Vec<serde_json::Value>, Vec<String>, u64) {
     let pid = daemon.child.id();
     let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count);
@@ -311,10 +312,7 @@ fn names(folder: &Path) -> Vec<String> {
 #[test]
 fn ten_clients_come_and_go_and_nothing_is_left() {
     let name = "ten_clients_come_and_go_and_nothing_is_left";
-    let _turn = one_at_a_time();
-    if plain_only() {
-        return skip(name, "a plain run has no daemon");
-    }
+    turn!(one_at_a_time, "a plain run has no daemon");
     let seconds = setting("UNDERCROFT_TEST_SOAK_SECONDS", 5);
     let seed = setting("UNDERCROFT_TEST_SOAK_SEED", 1);
     let mut soak = Soak::new(seed);

@@ -68,20 +68,18 @@ fn on_disk(outcome: &Outcome) -> u64 {
 #[test]
 fn a_stall_bound_is_kept_by_pages_that_stay_off_the_disk_and_broken_without() {
     let _turn = one_at_a_time();
-    let name = "a_stall_bound_is_kept_by_pages_that_stay_off_the_disk_and_broken_without";
-    if !has_access_bits(name) {
+    if !has_access_bits() {
         return;
     }
     if !has_priority() {
-        return skip(name, "no real-time priority by `chrt` here");
+        return skip("no real-time priority by `chrt` here");
     }
     let (least, alone) = waited("4", 1, &[]);
     let (most, free) = waited("6", 2, &[]);
     if most - least < APART_MIN {
-        return skip(
-            name,
-            &format!("faults are too slow here: {least} % on the SSD, {most} % without a bound"),
-        );
+        return skip(&format!(
+            "faults are too slow here: {least} % on the SSD, {most} % without a bound"
+        ));
     }
     let bound = ((least + most) / 2.0).round();
     let (waits, bounded) = waited("14", 2, &["--stall-max", &format!("{bound}%")]);

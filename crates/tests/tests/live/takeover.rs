@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use undercroft_tests::{
     Client, Job, MIB, Memcached, Outcome, Process, Reply, Running, beside_others, build, find,
-    free_port, mix, plain_only, processes, programs_folder, say, setting, skip, undercroft,
+    free_port, mix, plain_only, processes, programs_folder, say, setting, skip, turn, undercroft,
     value_of,
 };
 
@@ -43,9 +43,9 @@ fn is_holder(process: &Process) -> bool {
 }
 
 /// The manager that the keeper has now.
-fn manager_of(keeper: i32) -> Option<i32> {
+pub(crate) fn manager_of(keeper: i32) -> Option<i32> {
     let is = |process: &&Process| {
-        let named = process.command.contains("undercroft manager");
+        let named = process.command.contains("undercroft: manager of");
         process.parent == keeper && named && process.state != 'Z' && !is_holder(process)
     };
     let all = processes();
@@ -53,7 +53,7 @@ fn manager_of(keeper: i32) -> Option<i32> {
 }
 
 /// The manager, if it has taken over from `dead`: the keeper has ended the holder of that one.
-fn successor(keeper: i32, dead: i32) -> Option<i32> {
+pub(crate) fn successor(keeper: i32, dead: i32) -> Option<i32> {
     let all = processes();
     let held = (all.iter()).any(|process| process.parent == keeper && is_holder(process));
     manager_of(keeper).filter(|manager| *manager != dead && !held)
@@ -72,7 +72,7 @@ impl Killer<'_> {
     fn of(run: &Running, seed: u64) -> Killer<'_> {
         Killer {
             run,
-            keeper: run.pid(),
+            keeper: run.keeper(),
             seed,
             killed: AtomicU64::new(0),
             over: AtomicBool::new(false),
@@ -167,11 +167,7 @@ fn told(name: &str, killed: u64, outcome: &Outcome) {
 /// `holdcheck` verifies its pages without pause.
 #[test]
 fn memory_is_right_whenever_the_manager_is_killed() {
-    let name = "memory_is_right_whenever_the_manager_is_killed";
-    let _turn = beside_others();
-    if plain_only() {
-        return skip(name, "a plain run has no manager");
-    }
+    turn!(beside_others, "a plain run has no manager");
     let most = kills(40);
     let mib = setting("UNDERCROFT_TEST_TAKEOVER_MIB", 48);
     let seconds = (3 + most / 7).to_string();
@@ -179,19 +175,20 @@ fn memory_is_right_whenever_the_manager_is_killed() {
         let scratch = tempfile::tempdir().expect("a scratch folder");
         let evidence = scratch.path().join("evidence");
         let spill = scratch.path().join("spill").display().to_string();
+        let is_set = tiers.len() > 1;
         let mut job = Job::new(build("holdcheck"))
             .arg(mib.to_string())
             .arg(&evidence)
-            .arg(if tiers.len() == 1 { "3" } else { &seconds })
+            .arg(if is_set { &seconds } else { "3" })
             .limit(mib / 2 * MIB)
             .options(allowed(most))
+            .options(["--compressors", if is_set { "4" } else { "1" }])
             .timeout(60 + most);
         for tier in tiers {
             job = job.tier(&tier.replace("SPILL", &spill));
         }
         let run = start_ready(&job);
-        let pid = run.pid();
-        let is_set = tiers.len() > 1;
+        let pid = run.keeper();
         let limit = mib / 2 - if is_set { mib / 12 } else { 0 };
         if is_set {
             for change in [format!("memory-max={limit}M"), "latency=p99=50ms".into()] {
@@ -228,10 +225,7 @@ fn start_ready(job: &Job) -> Running {
 #[test]
 fn programs_are_right_while_the_managers_of_all_are_killed() {
     let name = "programs_are_right_while_the_managers_of_all_are_killed";
-    let _turn = beside_others();
-    if plain_only() {
-        return skip(name, "a plain run has no manager");
-    }
+    turn!(beside_others, "a plain run has no manager");
     let most = kills(5).max(60);
     let seconds = (8 + most / 5).to_string();
     let scratch = tempfile::tempdir().expect("a scratch folder");
@@ -289,13 +283,9 @@ fn wait_for_end(pid: i32, kills: u64) {
 /// `asfuzz`: mappings come, go, move and fork; threads; children that execute.
 #[test]
 fn address_spaces_are_right_whenever_the_manager_is_killed() {
-    let name = "address_spaces_are_right_whenever_the_manager_is_killed";
-    let _turn = beside_others();
-    if plain_only() {
-        return skip(name, "a plain run has no manager");
-    }
+    turn!(beside_others, "a plain run has no manager");
     if setting("UNDERCROFT_TEST_TAKEOVER", 0) == 0 {
-        return skip(name, "it takes long; UNDERCROFT_TEST_TAKEOVER=1 runs it");
+        return skip("it takes long; UNDERCROFT_TEST_TAKEOVER=1 runs it");
     }
     let most = kills(40);
     let folder = programs_folder();
@@ -318,11 +308,12 @@ fn address_spaces_are_right_whenever_the_manager_is_killed() {
             .tier(&format!("file:{spill},size=256M"))
             .timeout(240)
             .start();
-        let pid = run.pid();
+        let pid = run.keeper();
         // Before its start, a manager that dies ends the run.
         run.until("its program", 20, |run| {
             let is = |process: &Process| {
-                process.pid != pid && !process.command.contains("undercroft manager")
+                let ours = [pid, run.pid()].contains(&process.pid);
+                !ours && !process.command.contains("undercroft: manager of")
             };
             run.tree().iter().any(is).then_some(())
         });
@@ -395,10 +386,9 @@ fn verify(client: &mut Client, version: u64) {
 /// A real redis. Every value is read back; snapshots are taken by a fork child.
 #[test]
 fn redis_keeps_every_value_whenever_the_manager_is_killed() {
-    let name = "redis_keeps_every_value_whenever_the_manager_is_killed";
     let _turn = beside_others();
     let (Some(redis), false) = (find("redis-server"), plain_only()) else {
-        return skip(name, "no redis-server, or a plain run");
+        return skip("no redis-server, or a plain run");
     };
     let most = kills(30);
     let folder = tempfile::tempdir().expect("a scratch folder");
@@ -441,10 +431,9 @@ fn redis_keeps_every_value_whenever_the_manager_is_killed() {
 /// memcached: several threads in one process.
 #[test]
 fn memcached_keeps_every_value_whenever_the_manager_is_killed() {
-    let name = "memcached_keeps_every_value_whenever_the_manager_is_killed";
     let _turn = beside_others();
     let (Some(memcached), false) = (find("memcached"), plain_only()) else {
-        return skip(name, "no memcached, or a plain run");
+        return skip("no memcached, or a plain run");
     };
     let most = kills(30);
     let port = free_port();
@@ -510,11 +499,7 @@ fn scratch_file(name: &str) -> String {
 /// sees no wrong byte.
 #[test]
 fn managers_that_die_again_and_again_are_given_up_on() {
-    let name = "managers_that_die_again_and_again_are_given_up_on";
-    let _turn = beside_others();
-    if plain_only() {
-        return skip(name, "a plain run has no manager");
-    }
+    turn!(beside_others, "a plain run has no manager");
     let scratch = tempfile::tempdir().expect("a scratch folder");
     let evidence = scratch.path().join("evidence");
     let mut run = Job::new(build("holdcheck"))
@@ -530,7 +515,7 @@ fn managers_that_die_again_and_again_are_given_up_on() {
         let said = std::fs::read_to_string(run.scratch().join("output"));
         said.is_ok_and(|said| said.contains("ready")).then_some(())
     });
-    let keeper = run.pid();
+    let keeper = run.keeper();
     let mut last = 0;
     let since = Instant::now();
     while run.is_alive() && since.elapsed() < Duration::from_secs(30) {
@@ -552,10 +537,7 @@ fn managers_that_die_again_and_again_are_given_up_on() {
 #[test]
 fn a_process_that_another_has_stopped_does_not_hold_up_a_takeover() {
     let name = "a_process_that_another_has_stopped_does_not_hold_up_a_takeover";
-    let _turn = beside_others();
-    if plain_only() {
-        return skip(name, "a plain run has no manager");
-    }
+    turn!(beside_others, "a plain run has no manager");
     let spill = scratch_file("stopper");
     let mut run = Job::new(build("stopper"))
         .args(["12", "4"])
@@ -569,7 +551,7 @@ fn a_process_that_another_has_stopped_does_not_hold_up_a_takeover() {
         let said = std::fs::read_to_string(run.scratch().join("output"));
         said.is_ok_and(|said| said.contains("ready")).then_some(())
     });
-    let pid = run.pid();
+    let pid = run.keeper();
     let killed = under_kills(&run, 5, 12, |_| wait_for_end(pid, 12));
     told(name, killed, &run.wait().expect(0));
 }
@@ -606,7 +588,7 @@ fn end(run: Running, evidence: &Path) -> Outcome {
     outcome.expect(128 + 15)
 }
 
-/// What `undercroft upgrade` says of one run, and its status.
+/// The answer of `undercroft upgrade` for a run, and its status.
 fn upgrade(pid: i32, binary: &Path) -> (serde_json::Value, Option<i32>) {
     let job = Job::new(undercroft())
         .args(["upgrade", "--json", &pid.to_string(), "--binary"])
@@ -654,14 +636,11 @@ fn refused_binaries(keeper: i32, folder: &Path) {
 #[test]
 fn another_binary_manages_a_program_that_goes_on() {
     let name = "another_binary_manages_a_program_that_goes_on";
-    let _turn = beside_others();
-    if plain_only() {
-        return skip(name, "a plain run has no manager");
-    }
+    turn!(beside_others, "a plain run has no manager");
     let scratch = tempfile::tempdir().expect("a scratch folder");
     let evidence = scratch.path().join("evidence");
     let mut run = without_end(&evidence, &[]);
-    let pid = run.pid();
+    let pid = run.keeper();
     refused_binaries(pid, scratch.path());
     let new = copy(undercroft(), scratch.path().join("new"), 0o755);
     let own = undercroft().canonicalize().expect("it is there");
@@ -699,21 +678,17 @@ fn another_binary_manages_a_program_that_goes_on() {
 /// The program has ended, and a process that it left behind runs on under another manager.
 #[test]
 fn what_a_program_leaves_behind_outlives_an_upgrade() {
-    let name = "what_a_program_leaves_behind_outlives_an_upgrade";
-    let _turn = beside_others();
-    if plain_only() {
-        return skip(name, "a plain run has no manager");
-    }
+    turn!(beside_others, "a plain run has no manager");
     let scratch = tempfile::tempdir().expect("a scratch folder");
     let mark = scratch.path().join("mark");
     let leaves = format!("(sleep 3; echo here > {}) & exit 3", mark.display());
     let mut run = Job::new("sh")
         .args(["-c", &leaves])
         .limit(64 * MIB)
+        .options(["--wait-all"])
         .tier("ram")
-        .timeout(30)
         .start();
-    let pid = run.pid();
+    let pid = run.keeper();
     run.until("a manager", 10, |run| run.status());
     std::thread::sleep(Duration::from_millis(500)); // the shell has ended by then
     for (binary, becomes) in [
@@ -730,11 +705,7 @@ fn what_a_program_leaves_behind_outlives_an_upgrade() {
 /// No process of the program chooses what its keeper runs.
 #[test]
 fn the_program_itself_may_not_upgrade_its_manager() {
-    let name = "the_program_itself_may_not_upgrade_its_manager";
-    let _turn = beside_others();
-    if plain_only() {
-        return skip(name, "a plain run has no manager");
-    }
+    turn!(beside_others, "a plain run has no manager");
     let asks = format!("{} upgrade $PPID", undercroft().display());
     let job = Job::new("sh")
         .args(["-c", &asks])
@@ -751,23 +722,20 @@ fn the_program_itself_may_not_upgrade_its_manager() {
 #[test]
 fn a_paused_run_keeps_its_pages_and_outlives_its_manager() {
     let name = "a_paused_run_keeps_its_pages_and_outlives_its_manager";
-    let _turn = beside_others();
-    if plain_only() {
-        return skip(name, "a plain run has no manager");
-    }
+    turn!(beside_others, "a plain run has no manager");
     let scratch = tempfile::tempdir().expect("a scratch folder");
     let evidence = scratch.path().join("evidence");
     let mut run = without_end(&evidence, &MANY);
-    let pid = run.pid();
+    let pid = run.keeper();
     let ask = |what: &str| {
-        let job = Job::new(undercroft()).args([what, &pid.to_string()]);
+        let job = Job::new(undercroft()).args(["set", &pid.to_string(), what]);
         job.run().expect(0);
     };
     let of = |status: &serde_json::Value, field: &str| status[field].as_u64().unwrap_or(0);
     // What a user asked before holds under the next manager, paused or not.
     let drain = ["tiers", "drain", &pid.to_string(), "1"];
     Job::new(undercroft()).args(drain).run().expect(0);
-    ask("pause");
+    ask("paused=yes");
     // All its pages come back, beyond the limit.
     let whole = |run: &Running| {
         let status = run.status()?;
@@ -785,14 +753,14 @@ fn a_paused_run_keeps_its_pages_and_outlives_its_manager() {
     let status = run.status().expect("a status");
     assert_eq!(status["pages"]["swapped_out"], 0, "{status:#}");
     assert_eq!(status["limit_exceeded"]["events"], 0, "{status:#}");
-    ask("resume");
+    ask("paused=no");
     let kept = |run: &Running| {
         let status = run.status()?;
         assert_eq!(status["paused"], false, "{status:#}");
         (of(&status, "dram_bytes") <= 24 * MIB).then_some(())
     };
     run.until("the limit", 30, kept);
-    ask("pause"); // and ends so
+    ask("paused=yes"); // and ends so
     let outcome = end(run, &evidence);
     assert_eq!(outcome.number("pauses.count"), Some(2.0), "{outcome}");
     told(name, 1, &outcome);

@@ -1,8 +1,8 @@
 //! Tiers by their kind, under real programs that check every word they read.
 
 use undercroft_tests::{
-    Job, MIB, Outcome, Running, beside_others, build, has_access_bits, one_at_a_time, plain_only,
-    skip, undercroft,
+    Job, MIB, Outcome, Running, beside_others, build, has_access_bits, plain_only, skip, turn,
+    undercroft,
 };
 
 /// Goes round 96 MiB of words that are checked, in 24 MiB of memory.
@@ -52,11 +52,7 @@ fn is_paid_for(outcome: &Outcome, tier: &serde_json::Value) {
 /// On a disk and in tmpfs, which stand for such memory: the report says that they do.
 #[test]
 fn nvm_alone_keeps_every_byte_and_is_reported_as_emulated() {
-    let name = "nvm_alone_keeps_every_byte_and_is_reported_as_emulated";
-    let _turn = beside_others();
-    if plain_only() {
-        return skip(name, "a plain run has no tiers");
-    }
+    turn!(beside_others, "a plain run has no tiers");
     for place in ["/var/tmp", "/dev/shm"] {
         let folder = tempfile::tempdir_in(place).expect("a scratch folder");
         let path = folder.path().join("nvm");
@@ -78,11 +74,7 @@ fn nvm_alone_keeps_every_byte_and_is_reported_as_emulated() {
 /// Memory, nvm and a file are each too small for all of it, so pages move through all three.
 #[test]
 fn three_tiers_are_all_used_and_lose_no_byte() {
-    let name = "three_tiers_are_all_used_and_lose_no_byte";
-    let _turn = beside_others();
-    if plain_only() {
-        return skip(name, "a plain run has no tiers");
-    }
+    turn!(beside_others, "a plain run has no tiers");
     for placement in ["waterfall", "worth"] {
         let folder = tempfile::tempdir_in("/var/tmp").expect("a scratch folder");
         let at = |name: &str| folder.path().join(name).display().to_string();
@@ -113,11 +105,7 @@ fn three_tiers_are_all_used_and_lose_no_byte() {
 /// background: nothing else moves pages out of a file.
 #[test]
 fn the_oldest_pages_of_a_small_file_go_down_in_the_background() {
-    let name = "the_oldest_pages_of_a_small_file_go_down_in_the_background";
-    let _turn = beside_others();
-    if plain_only() {
-        return skip(name, "a plain run has no tiers");
-    }
+    turn!(beside_others, "a plain run has no tiers");
     for (placement, pool) in [("waterfall", true), ("worth", true), ("worth", false)] {
         let folder = tempfile::tempdir_in("/var/tmp").expect("a scratch folder");
         let at = |name: &str| folder.path().join(name).display().to_string();
@@ -153,11 +141,7 @@ fn signal(what: &str, pid: &str) {
 /// move down and up again, and every byte is kept.
 #[test]
 fn slabs_move_by_their_temperature() {
-    let name = "slabs_move_by_their_temperature";
-    let _turn = beside_others();
-    if plain_only() {
-        return skip(name, "a plain run has no tiers");
-    }
+    turn!(beside_others, "a plain run has no tiers");
     let folder = tempfile::tempdir_in("/var/tmp").expect("a scratch folder");
     let at = |name: &str| folder.path().join(name).display().to_string();
     let mut run = Job::new(build("touch"))
@@ -207,14 +191,11 @@ fn slabs_move_by_their_temperature() {
     }
 }
 
-/// What `--measure` finds of a disk is kept, and a run on another file of that disk knows it.
+/// Measurements of a disk by `--measure` are kept, and a run on another file of that disk knows
+/// them.
 #[test]
 fn what_was_measured_is_known_to_later_runs() {
-    let name = "what_was_measured_is_known_to_later_runs";
-    let _turn = beside_others();
-    if plain_only() {
-        return skip(name, "a plain run has no tiers");
-    }
+    turn!(beside_others, "a plain run has no tiers");
     let folder = tempfile::tempdir_in("/var/tmp").expect("a scratch folder");
     let state = folder.path().join("state");
     let ask = |words: &[&str]| {
@@ -271,10 +252,9 @@ fn what_was_measured_is_known_to_later_runs() {
 /// slow file together and come back together, and every byte is kept.
 #[test]
 fn sequences_go_to_the_disk_and_come_back() {
-    let name = "sequences_go_to_the_disk_and_come_back";
     let _turn = beside_others();
-    if plain_only() || !has_access_bits(name) {
-        return skip(name, "needs tiers, and a machine that shows Accessed bits");
+    if plain_only() || !has_access_bits() {
+        return skip("needs tiers, and a machine that shows Accessed bits");
     }
     let folder = tempfile::tempdir_in("/var/tmp").expect("a scratch folder");
     let at = |name: &str| folder.path().join(name).display().to_string();
@@ -303,11 +283,7 @@ fn sequences_go_to_the_disk_and_come_back() {
 /// groups that it needs come up. Every byte is kept, and both tiers are used.
 #[test]
 fn groups_leave_a_full_buffer_and_come_back_when_they_are_needed() {
-    let name = "groups_leave_a_full_buffer_and_come_back_when_they_are_needed";
-    let _turn = beside_others();
-    if plain_only() {
-        return skip(name, "a plain run has no tiers");
-    }
+    turn!(beside_others, "a plain run has no tiers");
     let folder = tempfile::tempdir_in("/var/tmp").expect("a scratch folder");
     let at = |name: &str| folder.path().join(name).display().to_string();
     let mut run = Job::new(build("touch"))
@@ -344,11 +320,7 @@ fn groups_leave_a_full_buffer_and_come_back_when_they_are_needed() {
 /// A tier is emptied while its program goes round its memory and checks every word. It stays empty.
 #[test]
 fn a_tier_is_drained_under_a_program_that_uses_it() {
-    let name = "a_tier_is_drained_under_a_program_that_uses_it";
-    let _turn = beside_others();
-    if plain_only() {
-        return skip(name, "a plain run has no tiers");
-    }
+    turn!(beside_others, "a plain run has no tiers");
     let folder = tempfile::tempdir_in("/var/tmp").expect("a scratch folder");
     let at = |name: &str| folder.path().join(name).display().to_string();
     let drain = |pid: i32, tier: &str| change_tiers(pid, "drain", tier);
@@ -360,7 +332,7 @@ fn a_tier_is_drained_under_a_program_that_uses_it() {
         .tier(&format!("file:{},size=1G", at("new")))
         .timeout(200)
         .start();
-    let pid = run.pid();
+    let pid = run.keeper();
     run.until("pages in the file", 30, |run| {
         let held = run.status()?["tiers"][1]["logical_bytes"].as_u64()?;
         (held > 16 * MIB).then_some(())
@@ -413,11 +385,7 @@ fn open_file(keeper: i32, path: &str) -> Option<std::path::PathBuf> {
 /// before the slow ones; a removed one has no byte left, and its number is given again.
 #[test]
 fn tiers_are_added_and_removed_under_a_program_that_uses_them() {
-    let name = "tiers_are_added_and_removed_under_a_program_that_uses_them";
-    let _turn = beside_others();
-    if plain_only() {
-        return skip(name, "a plain run has no tiers");
-    }
+    turn!(beside_others, "a plain run has no tiers");
     let folder = tempfile::tempdir_in("/var/tmp").expect("a scratch folder");
     let at = |name: &str| folder.path().join(name).display().to_string();
     let mut run = Job::new(build("touch"))
@@ -427,7 +395,7 @@ fn tiers_are_added_and_removed_under_a_program_that_uses_them() {
         .tier(&format!("file:{},size=1G", at("old")))
         .timeout(100)
         .start();
-    let pid = run.pid();
+    let pid = run.keeper();
     let tiers = |verb: &str, tier: &str| change_tiers(pid, verb, tier);
     let holds = |run: &mut Running, at: usize| {
         run.until("pages in a tier", 30, |run| {
@@ -478,11 +446,7 @@ fn tiers_are_added_and_removed_under_a_program_that_uses_them() {
 /// that was lowered, and leaves it again. The program checks every word.
 #[test]
 fn compressed_memory_joins_a_run_and_leaves_it() {
-    let name = "compressed_memory_joins_a_run_and_leaves_it";
-    let _turn = beside_others();
-    if plain_only() {
-        return skip(name, "a plain run has no tiers");
-    }
+    turn!(beside_others, "a plain run has no tiers");
     let folder = tempfile::tempdir_in("/var/tmp").expect("a scratch folder");
     let path = folder.path().join("spill").display().to_string();
     let mut run = Job::new(build("touch"))
@@ -492,7 +456,7 @@ fn compressed_memory_joins_a_run_and_leaves_it() {
         .tier(&format!("file:{path},size=1G"))
         .timeout(100)
         .start();
-    let pid = run.pid();
+    let pid = run.keeper();
     let number = |run: &Running, at: usize, field: &str| {
         let status = run.status()?;
         status["tiers"].get(at)?[field].as_u64()
@@ -548,7 +512,7 @@ fn damage_once_at_rest(run: &mut Running, path: &str) -> u64 {
         };
         (held > 38 * MIB && same >= 5).then_some(())
     });
-    let file = open_file(run.pid(), path).expect("the keeper has it open");
+    let file = open_file(run.keeper(), path).expect("the keeper has it open");
     let file = std::fs::File::options()
         .write(true)
         .open(file)
@@ -566,11 +530,7 @@ fn damage_once_at_rest(run: &mut Running, path: &str) -> u64 {
 /// tier is not removed; the program lives, and reads them never.
 #[test]
 fn a_drain_ends_with_the_pages_that_cannot_be_read() {
-    let name = "a_drain_ends_with_the_pages_that_cannot_be_read";
-    let _turn = beside_others();
-    if plain_only() {
-        return skip(name, "a plain run has no tiers");
-    }
+    turn!(beside_others, "a plain run has no tiers");
     let folder = tempfile::tempdir_in("/var/tmp").expect("a scratch folder");
     let at = |name: &str| folder.path().join(name).display().to_string();
     let mut run = Job::new(build("touch"))
@@ -580,7 +540,7 @@ fn a_drain_ends_with_the_pages_that_cannot_be_read() {
         .tier(&format!("file:{},size=1G", at("new")))
         .timeout(100)
         .start();
-    let pid = run.pid();
+    let pid = run.keeper();
     let damaged = damage_once_at_rest(&mut run, &at("old"));
     let ended = change_tiers(pid, "drain", "1");
     assert_eq!(ended.code(), Some(1), "{ended}");
@@ -622,11 +582,7 @@ fn a_drain_ends_with_the_pages_that_cannot_be_read() {
 /// long again. The program gets SIGBUS, never wrong bytes, and the manager lives to report it.
 #[test]
 fn nvm_file_that_is_cut_short_costs_its_pages_and_no_manager() {
-    let name = "nvm_file_that_is_cut_short_costs_its_pages_and_no_manager";
-    let _turn = beside_others();
-    if plain_only() {
-        return skip(name, "a plain run has no tiers");
-    }
+    turn!(beside_others, "a plain run has no tiers");
     let folder = tempfile::tempdir_in("/var/tmp").expect("a scratch folder");
     let path = folder.path().join("nvm").display().to_string();
     let job = Job::new(build("touch"))
@@ -635,7 +591,7 @@ fn nvm_file_that_is_cut_short_costs_its_pages_and_no_manager() {
         .tier(&format!("nvm:{path},size=96M"))
         .timeout(60);
     let mut run = job.start();
-    let keeper = run.pid();
+    let keeper = run.keeper();
     let file = run.until("the tier's file, full of pages", 30, |_| {
         open_file(keeper, &path)
     });
@@ -657,11 +613,7 @@ fn nvm_file_that_is_cut_short_costs_its_pages_and_no_manager() {
 /// Reads take at least as long as the device's, and the manager sleeps meanwhile.
 #[test]
 fn a_shape_makes_every_kind_of_tier_as_slow_as_its_device() {
-    let name = "a_shape_makes_every_kind_of_tier_as_slow_as_its_device";
-    let _turn = one_at_a_time();
-    if plain_only() {
-        return skip(name, "a plain run has no tiers");
-    }
+    turn!(one_at_a_time, "a plain run has no tiers");
     let folder = tempfile::tempdir_in("/var/tmp").expect("a scratch folder");
     let path = folder.path().display();
     let run = |spec: &str, pages: &str| {
@@ -725,14 +677,10 @@ fn a_shape_makes_every_kind_of_tier_as_slow_as_its_device() {
     }
 }
 
-/// What cannot be used is refused before the program starts, with the reason.
+/// NVM that cannot be used is refused before the program starts, with the reason.
 #[test]
 fn nvm_that_cannot_be_used_is_refused_before_the_program_starts() {
-    let name = "nvm_that_cannot_be_used_is_refused_before_the_program_starts";
-    let _turn = beside_others();
-    if plain_only() {
-        return skip(name, "a plain run has no tiers");
-    }
+    turn!(beside_others, "a plain run has no tiers");
     let folder = tempfile::tempdir().expect("a scratch folder");
     let file = folder.path().join("mine");
     std::fs::write(&file, "precious").expect("a file");

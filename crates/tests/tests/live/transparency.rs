@@ -1,5 +1,4 @@
-//! What a program does with its address space and its CPUs gives the same results as in a plain
-//! run.
+//! A program's work on its address space and its CPUs gives the same results as in a plain run.
 
 use undercroft_tests::{Job, MIB, beside_others, build, find, is_full_size, plain_only, say, skip};
 
@@ -25,7 +24,7 @@ fn mremap_across_two_pieces_does_what_it_does_to_one_mapping() {
     }
     let outcome = job.run();
     if outcome.code() == Some(77) {
-        return skip(name, "no real-time priority");
+        return skip("no real-time priority");
     }
     let outcome = outcome.expect(0).expect_swapping(1000.0);
     let [tries, split, moves] = outcome.numbers();
@@ -42,10 +41,9 @@ fn mremap_across_two_pieces_does_what_it_does_to_one_mapping() {
 /// valgrind cannot run the agent, so its program is not managed. It runs all the same.
 #[test]
 fn valgrind_runs_and_its_program_is_not_managed() {
-    let name = "valgrind_runs_and_its_program_is_not_managed";
     let _turn = beside_others();
     if find("valgrind").is_none() {
-        return skip(name, "no valgrind");
+        return skip("no valgrind");
     }
     let words = ["-q", "--error-exitcode=9", "sh", "-c", "echo $((6 * 7))"];
     let mut job = Job::new("valgrind").args(words);
@@ -99,9 +97,24 @@ fn guard_pages_are_kept() {
     for way in ["library", "raw"] {
         let outcome = Job::new(build("guards")).arg(way).limit(40 * MIB).run();
         if outcome.code() == Some(77) {
-            return skip("guard_pages_are_kept", "this kernel has no guard pages");
+            return skip("this kernel has no guard pages");
         }
         outcome.expect(0).expect_swapping(1000.0);
+    }
+}
+
+/// Another process that shares the memory is no thread of the process, and may be no child.
+#[test]
+fn guard_pages_of_a_process_that_shares_the_memory_are_kept() {
+    let _turn = beside_others();
+    for way in [&["5"][..], &["5", "brother"]] {
+        let outcome = Job::new(build("beside")).args(way).limit(40 * MIB).run();
+        if outcome.code() == Some(77) {
+            return skip("this kernel has no guard pages");
+        }
+        let outcome = outcome.expect(0).expect_swapped(1000.0);
+        let [kept, _lost] = outcome.numbers();
+        assert!(kept > 500.0, "{outcome}");
     }
 }
 
@@ -132,14 +145,13 @@ impl Drop for HugePages {
 #[test]
 fn huge_pages_and_shared_memory_beside_new_mappings_are_left_alone() {
     let _turn = beside_others();
-    let name = "huge_pages_and_shared_memory_beside_new_mappings_are_left_alone";
     let Some(_pool) = HugePages::some() else {
-        return skip(name, "no pool of huge pages can be made here");
+        return skip("no pool of huge pages can be made here");
     };
     let job = Job::new(build("hugetlb")).args(["60", "1500"]);
     let outcome = job.limit(24 * MIB).run();
     if outcome.code() == Some(77) {
-        return skip(name, "another program has the huge pages");
+        return skip("another program has the huge pages");
     }
     let outcome = outcome.expect(0).expect_swapping(1000.0);
     let [rounds] = outcome.numbers::<1>();
@@ -155,10 +167,7 @@ fn a_page_that_vanishes_is_an_error_if_it_was_ever_out() {
         let job = Job::new(build("vanish")).args([way, "60", "24"]);
         let outcome = job.limit(40 * MIB).run();
         if outcome.code() == Some(77) {
-            skip(
-                "a_page_that_vanishes_is_an_error_if_it_was_ever_out",
-                "the kernel neither guards nor moves pages",
-            );
+            skip("the kernel neither guards nor moves pages");
             continue;
         }
         let outcome = outcome.expect(0);
@@ -190,7 +199,8 @@ fn a_page_that_vanishes_is_an_error_if_it_was_ever_out() {
             count("counters.vanished").is_some_and(|vanished| vanished <= zeros + new_zeros),
             "{outcome}"
         );
-        // A guard that is put on an evicted page by a raw call is not heard of: see operating.md.
+        // A guard that is put on an evicted page by a raw call is not heard of: see
+        // docs/guide/memory.md.
         let expected = if way == "asleep" {
             errors + old
         } else {
@@ -205,7 +215,7 @@ fn a_page_that_vanishes_is_an_error_if_it_was_ever_out() {
 #[test]
 fn pages_that_are_dropped_while_they_come_are_no_error() {
     let _turn = beside_others();
-    let outcome = Job::new(build("beside")).arg("3").limit(40 * MIB).run();
+    let outcome = Job::new(build("drops")).arg("3").limit(40 * MIB).run();
     let outcome = outcome.expect(0);
     let vanished = outcome.number("counters.vanished");
     let [rounds] = outcome.numbers::<1>();
@@ -222,10 +232,7 @@ fn guard_pages_of_a_signal_handler_are_kept() {
     let _turn = beside_others();
     let outcome = Job::new(build("alarms")).arg("3").limit(40 * MIB).run();
     if outcome.code() == Some(77) {
-        return skip(
-            "guard_pages_of_a_signal_handler_are_kept",
-            "this kernel has no guard pages",
-        );
+        return skip("this kernel has no guard pages");
     }
     outcome.expect(0).expect_swapping(1000.0);
 }
@@ -251,7 +258,7 @@ fn a_program_may_lock_or_read_all_its_mappings() {
 fn a_faulting_program_sees_all_its_cpus() {
     let _turn = beside_others();
     if std::thread::available_parallelism().map_or(1, usize::from) < 2 {
-        return skip("a_faulting_program_sees_all_its_cpus", "one CPU");
+        return skip("one CPU");
     }
     let script = "
 import os, subprocess, sys, threading, time
@@ -295,10 +302,7 @@ sys.exit(sum(b[at] for at in range(0, len(b), 4096)) != 12288)
     let job = Job::new("/usr/bin/python3").args(["-c", script]);
     let outcome = job.limit(24 * MIB).run();
     if outcome.code() == Some(77) {
-        return skip(
-            "a_program_may_enter_a_mount_namespace",
-            "not permitted here",
-        );
+        return skip("not permitted here");
     }
     outcome.expect(0).expect_swapping(1000.0);
 }

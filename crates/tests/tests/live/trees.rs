@@ -113,9 +113,8 @@ fn fork_children_and_their_parent_see_their_own_bytes() {
 
 #[test]
 fn python_workers_made_by_fork_agree_with_a_plain_run() {
-    let name = "python_workers_made_by_fork_agree_with_a_plain_run";
     let Some(python) = find("python3") else {
-        return skip(name, "no python3; on Debian: apt-get install python3");
+        return skip("no python3; on Debian: apt-get install python3");
     };
     let script = r#"
 import hashlib, multiprocessing
@@ -141,12 +140,11 @@ fn program_with_many_threads_is_identical() {
 
 #[test]
 fn program_that_becomes_another_user_keeps_its_memory() {
-    let name = "program_that_becomes_another_user_keeps_its_memory";
     if !rustix::process::geteuid().is_root() || find("setpriv").is_none() {
-        return skip(name, "needs root and setpriv");
+        return skip("needs root and setpriv");
     }
     if plain_only() {
-        skip(name, "only plain: UNDERCROFT_TEST_PLAIN is set");
+        skip("only plain: UNDERCROFT_TEST_PLAIN is set");
     }
     let folder = tempfile::Builder::new()
         .prefix("undercroft-tests-")

@@ -9,9 +9,10 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
-use undercroft_base::Bytes;
+use undercroft_base::{Bytes, PageSize};
 
-use super::SLAB_BYTES;
+use super::{SLAB_BYTES, slab_bytes};
+use crate::dram;
 
 /// The file or device that keeps a tier's bytes.
 #[derive(Debug)]
@@ -21,7 +22,7 @@ pub struct Backing {
     bytes: u64,
     block_device: bool,
     direct: bool,
-    in_memory: bool,
+    page: PageSize,
 }
 
 /// Why a file or device cannot be used; the text names the fix.
@@ -38,10 +39,10 @@ pub enum BackingError {
     /// Not a file that can be created, nor a directory, nor a block device.
     #[error("{0} is neither a new file, a directory nor a block device")]
     Kind(PathBuf),
-    /// It has no room for one slab.
+    /// The place has no room for one slab.
     #[error("{path} has room for {room}, a file tier needs at least {least}", least = Bytes(SLAB_BYTES))]
     TooSmall {
-        /// What should be used.
+        /// The file, device or directory to use.
         path: PathBuf,
         /// Its room.
         room: Bytes,
@@ -49,7 +50,7 @@ pub enum BackingError {
     /// The system refused.
     #[error("cannot use {path} as a tier: {source}")]
     System {
-        /// What should be used.
+        /// The file, device or directory to use.
         path: PathBuf,
         /// Its reason.
         source: io::Error,
@@ -119,29 +120,40 @@ impl Backing {
             file.set_len(bytes).map_err(system)?;
         }
         Ok(Backing {
-            in_memory: !block_device && is_in_memory(&file),
             name: format!("file:{}", path.display()),
             file,
             bytes,
             block_device,
             direct,
+            page: PageSize::Base,
         })
     }
 
-    /// What an earlier process opened with [`Backing::open`] and kept: same file, `bytes` and
-    /// `name`.
+    /// Backing that an earlier process opened with [`Backing::open`] and kept: same file, `bytes`
+    /// and `name`.
     pub fn inherit(fd: OwnedFd, name: String, bytes: Bytes) -> io::Result<Backing> {
         let file = File::from(fd);
         let flags = rustix::fs::fcntl_getfl(&file)?;
         let block_device = file.metadata()?.file_type().is_block_device();
         Ok(Backing {
-            in_memory: !block_device && is_in_memory(&file),
             direct: flags.contains(OFlags::DIRECT),
             name,
             bytes: bytes.0 / SLAB_BYTES * SLAB_BYTES,
             block_device,
             file,
+            page: PageSize::Base,
         })
+    }
+
+    /// Keeps copies of pages of this size, in whole slabs of them.
+    pub fn of_pages(mut self, page: PageSize) -> Backing {
+        self.page = page;
+        self.bytes = self.bytes / slab_bytes(page) * slab_bytes(page);
+        self
+    }
+
+    pub(super) fn page(&self) -> PageSize {
+        self.page
     }
 
     /// The name for reports.
@@ -160,10 +172,9 @@ impl Backing {
         self.direct
     }
 
-    /// True if the file is in a memory file system (tmpfs), so that it saves no memory. Worth a
-    /// warning.
+    /// True if its bytes lie in DRAM (tmpfs, zram), so that it saves no memory. Worth a warning.
     pub fn is_in_memory(&self) -> bool {
-        self.in_memory
+        dram::holds(&self.file)
     }
 
     /// True for a block device.
@@ -219,11 +230,4 @@ fn open_direct(path: &Path, flags: OFlags) -> Result<(File, bool), Errno> {
         }
         Err(errno) => Err(errno),
     }
-}
-
-/// True if the file is in a memory file system.
-pub(crate) fn is_in_memory(file: &File) -> bool {
-    const TMPFS_MAGIC: i64 = 0x0102_1994;
-    const RAMFS_MAGIC: i64 = 0x8584_58f6;
-    rustix::fs::fstatfs(file).is_ok_and(|stat| matches!(stat.f_type, TMPFS_MAGIC | RAMFS_MAGIC))
 }

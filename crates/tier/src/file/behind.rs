@@ -8,7 +8,7 @@
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*, fence};
 
-use undercroft_base::{Bytes, PAGE_BYTES, Stamp, page_checksum};
+use undercroft_base::{BASE_PAGE_BYTES, Bytes, PageKey, Stamp};
 use undercroft_sys::mapping::SharedMemory;
 
 use super::{BATCH_PAGES, PAGE_WORDS};
@@ -81,7 +81,7 @@ impl Behind {
 
     /// Memory allocated for pages that wait.
     pub(super) fn dram(&self) -> Bytes {
-        Bytes((self.used.load(Relaxed) * PAGE_BYTES) as u64)
+        Bytes((self.used.load(Relaxed) * BASE_PAGE_BYTES) as u64)
     }
 
     fn slots<'a>(&self, table: &'a SharedMemory) -> &'a [AtomicU64] {
@@ -89,7 +89,8 @@ impl Behind {
     }
 
     fn page_at(&self, place: usize) -> usize {
-        (self.first_word + WAITING_PAGES_MAX.next_multiple_of(PAGE_WORDS)) * 8 + place * PAGE_BYTES
+        (self.first_word + WAITING_PAGES_MAX.next_multiple_of(PAGE_WORDS)) * 8
+            + place * BASE_PAGE_BYTES
     }
 
     /// Where the page of `slot` waits. Cost: one load if no page waits, otherwise up to 2 KiB of
@@ -106,15 +107,14 @@ impl Behind {
         &self,
         table: &SharedMemory,
         slot: u64,
-        stamp: Stamp,
-        checksum: u64,
+        (key, stamp, checksum): (&PageKey, Stamp, u64),
         dst: &mut [u8],
     ) -> Option<bool> {
         loop {
             let place = self.find(table, slot)?;
             table.bytes_out(self.page_at(place), dst);
             fence(Acquire); // the check below comes after the copy
-            if page_checksum(dst, stamp) == checksum {
+            if key.checksum(dst, stamp) == checksum {
                 return Some(true);
             }
             // Was the page written meanwhile, and its place given to another?

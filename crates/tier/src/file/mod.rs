@@ -2,12 +2,14 @@
 //! writes.
 //!
 //! ```text
-//! file:        | slab 0: 256 slots of 4 KiB | slab 1 | ...        slot n = the page at n * 4096
+//! file:        | slab 0: 256 slots of a page | slab 1 | ...       slot n = the n-th page
 //! slot table:  | superblock 4 KiB | slots in use, 1 bit each | slabs with space, 1 bit each
 //!              | checksums, 8 bytes a slot | pages that wait to be written, 1 MiB |
 //! superblock:  | magic | slabs | quota and slabs with space | slots in use | mark | grant |
 //!              8 bytes each
 //! ```
+//! A slab of large pages has 64 slots, and none waits to be written: a large page is a large write.
+//!
 //! The slot table is a memfd that outlives the manager. It takes 8.1 bytes a slot, sparse like the
 //! file, and at most 1 MiB for waiting pages ([`FileTier::write_behind`]). A page's stamp is part
 //! of its checksum and is not stored again. Pages that are written together get consecutive slots
@@ -25,14 +27,17 @@
 
 mod backing;
 mod behind;
+mod meter;
 #[cfg(test)]
 mod quota_tests;
 mod room;
 mod slabs;
+mod table;
 #[cfg(test)]
 mod tests;
 
 use std::io::IoSlice;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -40,25 +45,42 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use undercroft_base::{
-    Bytes, FailKind, LoadError, Loaded, Nanos, PAGE_BYTES, Slot, Stamp, Store, StoreError, Tier,
-    TierInfo, TierKind, TierUsage,
+    BASE_PAGE_BYTES, Bytes, FailKind, LatencyClass, LoadError, Loaded, Nanos, PageKey, PageSize,
+    Slot, Stamp, Store, StoreError, Tier, TierFacts, TierInfo, TierUsage,
 };
 use undercroft_sys::mapping::{PageBuf, SharedMemory};
 
 use crate::shape::{Shape, wait_until};
-pub(crate) use backing::is_in_memory;
 pub use backing::{Backing, BackingError};
 use behind::Behind;
 pub use behind::WAITING_PAGES_MAX;
-use room::Quota;
+use meter::Counters;
+pub use meter::{FileCounts, FileMeter};
 pub use room::{Room, Taken};
-use slabs::{Bitmaps, SLAB_WORDS, Slabs};
+use slabs::{Bitmaps, Slabs};
+use table::{behind_word, bitmaps_of, checked_slabs, checksums_word, quota_of};
 
+/// Most bytes of space that a tier should have whose copies are of `logical`: twice that, and
+/// 64 slabs. It may have more until the copies that are left are stored together.
+pub fn space_max(logical: Bytes, page: PageSize) -> Bytes {
+    let slots = logical.0 / page.bytes() as u64;
+    Bytes(slabs::slabs_max(slots, slab_slots(page)) * slab_bytes(page))
+}
+
+/// Unit of allocation and discard, for base pages.
+pub const SLAB_BYTES: u64 = slab_bytes(PageSize::Base);
+/// Slots of one slab: whole words of the bitmap.
+pub(crate) const fn slab_slots(page: PageSize) -> u32 {
+    match page {
+        PageSize::Base => 256,
+        PageSize::Large => 64,
+    }
+}
 /// Unit of allocation and discard.
-pub const SLAB_BYTES: u64 = 1 << 20;
-/// Slots of one slab.
-pub(crate) const SLAB_SLOTS: u32 = (SLAB_BYTES / PAGE_BYTES as u64) as u32;
-/// Pages written at a time.
+pub(crate) const fn slab_bytes(page: PageSize) -> u64 {
+    slab_slots(page) as u64 * page.bytes() as u64
+}
+/// Base pages written at a time.
 const BATCH_PAGES: usize = 256;
 /// How often one write is continued after a short or interrupted one.
 const WRITE_TRIES: u32 = 4;
@@ -81,13 +103,18 @@ const PAUSE_MAX: Duration = Duration::from_secs(5);
 const MAGIC: u64 = u64::from_le_bytes(*b"UCSLOT\x04\x00");
 /// The version in it.
 pub const VERSION: u64 = MAGIC >> 48;
+/// Facts of a file or block device.
+pub const FACTS: TierFacts = TierFacts {
+    grows: true,
+    ..TierFacts::of("file", LatencyClass::Device, Nanos(80_000))
+};
 const MAGIC_WORD: usize = 0;
 const SLABS_WORD: usize = 1;
 const QUOTA_WORD: usize = 2;
 const USED_WORD: usize = 3;
 const MARK_WORD: usize = 4;
 const GRANT_WORD: usize = 5;
-const PAGE_WORDS: usize = PAGE_BYTES / 8;
+const PAGE_WORDS: usize = BASE_PAGE_BYTES / 8;
 
 /// Why a file tier could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -108,55 +135,7 @@ pub enum FileTierError {
 
 const SIZE_MAX: u64 = 1 << 44; // 16 TiB: slab numbers and counts stay far inside u32
 
-/// How often writes failed and space was freed, since the tier was made.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct FileCounts {
-    /// Pages not stored because the device was full.
-    pub pages_no_space: u64,
-    /// Pages not stored because of another I/O error.
-    pub pages_failed: u64,
-    /// Pages answered `Full` at once, soon after failed writes.
-    pub pages_paused: u64,
-    /// Slabs whose space was discarded.
-    pub slabs_discarded: u64,
-    /// Slabs whose space could not be discarded.
-    pub discards_failed: u64,
-    /// Write operations.
-    pub writes: u64,
-    /// Bytes that they wrote.
-    pub bytes_written: u64,
-}
-
-#[derive(Debug, Default)]
-struct Counters {
-    pages_no_space: AtomicU64,
-    pages_failed: AtomicU64,
-    pages_paused: AtomicU64,
-    slabs_discarded: AtomicU64,
-    discards_failed: AtomicU64,
-    writes: AtomicU64,
-    bytes_written: AtomicU64,
-}
-
-/// Reads the counts of a tier, which is behind its port by then.
-#[derive(Clone, Debug)]
-pub struct FileMeter(Arc<Counters>);
-
-impl FileMeter {
-    /// The counts now.
-    pub fn read(&self) -> FileCounts {
-        let counters = &self.0;
-        FileCounts {
-            pages_no_space: counters.pages_no_space.load(Relaxed),
-            pages_failed: counters.pages_failed.load(Relaxed),
-            pages_paused: counters.pages_paused.load(Relaxed),
-            slabs_discarded: counters.slabs_discarded.load(Relaxed),
-            discards_failed: counters.discards_failed.load(Relaxed),
-            writes: counters.writes.load(Relaxed),
-            bytes_written: counters.bytes_written.load(Relaxed),
-        }
-    }
-}
+type Made = Result<FileTier, FileTierError>;
 
 /// A tier in a file or on a block device.
 pub struct FileTier {
@@ -167,6 +146,7 @@ pub struct FileTier {
     checksums_word: usize,
     slabs: Mutex<Slabs>,
     behind: Behind,
+    key: PageKey,
     shape: Option<Shape>,
     writer: Mutex<Writer>,
     bell: Option<OwnedFd>,
@@ -174,14 +154,14 @@ pub struct FileTier {
     counters: Arc<Counters>,
 }
 
-/// What one storing thread at a time uses.
+/// Working state of the one thread that stores at a time.
 struct Writer {
     /// Copies of the pages in hand, aligned as the device needs them.
     pages: PageBuf,
     /// Slots of the part in hand.
     slots: Vec<u64>,
     /// Writes of the part in hand.
-    runs: Vec<Run>,
+    runs: Vec<WriteRun>,
     /// While `store` refuses at once: until when, and how many writes in a row failed.
     paused: Option<(Instant, u32)>,
     /// The file's space up to this offset was asked for in large pieces ([`Backing::reserve`]).
@@ -198,9 +178,9 @@ impl Writer {
     }
 }
 
-/// One write: pages `start..end` to consecutive slots.
+/// A write: pages `start..end` to consecutive slots.
 #[derive(Clone, Copy, Debug)]
-struct Run {
+struct WriteRun {
     start: usize,
     end: usize,
     slot: u64,
@@ -211,26 +191,26 @@ struct Run {
 }
 
 impl FileTier {
-    /// Length of the slot table for a file of `size`.
-    pub fn table_bytes(size: Bytes) -> usize {
-        let slabs = (size.0 / SLAB_BYTES) as usize;
-        (behind_word(slabs) + behind::WORDS) * 8
+    /// Length of the slot table for this file.
+    pub fn table_bytes(backing: &Backing) -> usize {
+        let slabs = (backing.bytes().0 / slab_bytes(backing.page())) as usize;
+        (behind_word(slabs, slab_slots(backing.page())) + behind::WORDS) * 8
     }
 
     /// A new, empty tier. `table`: all zeros, [`FileTier::table_bytes`] long.
-    pub fn new(backing: Backing, table: SharedMemory) -> Result<FileTier, FileTierError> {
+    pub fn new(backing: Backing, table: SharedMemory, key: &PageKey) -> Made {
         let slabs = checked_slabs(&backing, &table)?;
         table.words()[SLABS_WORD].store(u64::from(slabs), Relaxed);
         quota_of(&table).begin(slabs);
         table.words()[MAGIC_WORD].store(MAGIC, Relaxed);
-        FileTier::with_table(backing, table, slabs)
+        FileTier::with_table(backing, table, slabs, key)
     }
 
     /// The tier that an earlier manager left: the same file ([`Backing::inherit`]) and its slot
     /// table. The caller frees slots that no page entry names: see [`FileTier::for_each_slot`].
     /// Pages that waited to be written are read from the table, and are written when others join
     /// them.
-    pub fn recover(backing: Backing, table: SharedMemory) -> Result<FileTier, FileTierError> {
+    pub fn recover(backing: Backing, table: SharedMemory, key: &PageKey) -> Made {
         let slabs = checked_slabs(&backing, &table)?;
         let words = table.words();
         if words[MAGIC_WORD].load(Relaxed) != MAGIC
@@ -238,7 +218,7 @@ impl FileTier {
         {
             return Err(FileTierError::NotASlotTable);
         }
-        let tier = FileTier::with_table(backing, table, slabs)?;
+        let tier = FileTier::with_table(backing, table, slabs, key)?;
         tier.behind.inherit();
         Ok(tier)
     }
@@ -247,29 +227,35 @@ impl FileTier {
         backing: Backing,
         table: SharedMemory,
         slab_count: u32,
+        key: &PageKey,
     ) -> Result<FileTier, FileTierError> {
-        let slot_count = u64::from(slab_count) * u64::from(SLAB_SLOTS);
-        let slabs = Slabs::from_bitmaps(bitmaps_of(&table, slab_count), slab_count);
+        let page = backing.page();
+        let slots = slab_slots(page);
+        let slot_count = u64::from(slab_count) * u64::from(slots);
+        let slabs = Slabs::from_bitmaps(bitmaps_of(&table, slab_count, slots), slab_count);
+        let buffer = PageBuf::new(page.at_once(BATCH_PAGES), page);
         let tier = FileTier {
             info: TierInfo {
                 name: backing.name().to_owned(),
-                kind: TierKind::File,
+                facts: &FACTS,
+                page,
                 emulated: false,
                 capacity: backing.bytes(),
             },
             backing,
             slot_count,
-            checksums_word: checksums_word(slab_count as usize),
+            checksums_word: checksums_word(slab_count as usize, slots),
             bell: None,
             held: AtomicU64::new(0),
-            behind: Behind::over(&table, behind_word(slab_count as usize)),
+            behind: Behind::over(&table, behind_word(slab_count as usize, slots)),
+            key: key.clone(),
             shape: None,
             writer: Mutex::new(Writer {
-                pages: PageBuf::new(BATCH_PAGES).map_err(FileTierError::Memory)?,
+                pages: buffer.map_err(FileTierError::Memory)?,
                 slots: Vec::with_capacity(BATCH_PAGES),
                 runs: Vec::with_capacity(BATCH_PAGES),
                 paused: None,
-                reserved: u64::from(slabs.spare().end) * SLAB_BYTES,
+                reserved: u64::from(slabs.spare().end) * slab_bytes(page),
             }),
             slabs: Mutex::new(slabs),
             counters: Arc::default(),
@@ -283,7 +269,8 @@ impl FileTier {
     /// `pages` is more than 64 and at most [`WAITING_PAGES_MAX`]. A waiting page counts as stored.
     /// If the device refuses it later, it stays in memory.
     pub fn write_behind(mut self, pages: usize) -> FileTier {
-        self.behind.set_most(pages);
+        let is_small = self.info.page == PageSize::Base;
+        self.behind.set_most(if is_small { pages } else { 0 });
         self
     }
 
@@ -306,15 +293,15 @@ impl FileTier {
         &self.backing
     }
 
-    /// What reads the counts, for the report.
+    /// Reader of the counts, for the report.
     pub fn meter(&self) -> FileMeter {
-        FileMeter(self.counters.clone())
+        FileMeter::of(&self.counters)
     }
 
     /// Discards every empty slab.
     #[cfg(test)]
     fn trim(&self) {
-        self.discard_surplus(0, usize::MAX);
+        let _more = self.discard_surplus(0, usize::MAX);
         self.release_reserve();
     }
 
@@ -332,10 +319,20 @@ impl FileTier {
     }
 
     fn bitmaps(&self) -> Bitmaps<'_> {
+        let slots = slab_slots(self.info.page);
         bitmaps_of(
             &self.table,
-            (self.slot_count / u64::from(SLAB_SLOTS)) as u32,
+            (self.slot_count / u64::from(slots)) as u32,
+            slots,
         )
+    }
+
+    fn slab_bytes(&self) -> u64 {
+        slab_bytes(self.info.page)
+    }
+
+    fn page_bytes(&self) -> usize {
+        self.info.page.bytes()
     }
 
     fn lock_slabs(&self) -> MutexGuard<'_, Slabs> {
@@ -350,7 +347,8 @@ impl FileTier {
 
     fn publish(&self, slabs: &Slabs) {
         self.table.words()[USED_WORD].store(slabs.taken_slots(), Relaxed);
-        self.held.store(slabs.occupied() * SLAB_BYTES, Relaxed);
+        self.held
+            .store(slabs.occupied() * self.slab_bytes(), Relaxed);
     }
 
     /// Rings the bell if the mark is reached, once for each mark.
@@ -410,7 +408,7 @@ impl FileTier {
             slabs.spare().end
         };
         self.ring();
-        writer.reserve(&self.backing, u64::from(end) * SLAB_BYTES);
+        writer.reserve(&self.backing, u64::from(end) * self.slab_bytes());
         for (item, &slot) in batch.iter().zip(&writer.slots) {
             let word = &self.table.words()[self.checksums_word + slot as usize];
             word.store(item.checksum, Relaxed);
@@ -493,11 +491,12 @@ impl FileTier {
     ///
     /// * `given`: where the pages are; `None`: copies of them are in the writer's buffer.
     fn write_runs(&self, writer: &mut Writer, given: Option<&[IoSlice<'_>]>) {
+        let page = self.page_bytes();
         writer.runs.clear();
         for (at, &slot) in writer.slots.iter().enumerate() {
             match writer.runs.last_mut() {
                 Some(run) if run.slot + (at - run.start) as u64 == slot => run.end = at + 1,
-                _ => writer.runs.push(Run {
+                _ => writer.runs.push(WriteRun {
                     start: at,
                     end: at + 1,
                     slot,
@@ -510,17 +509,17 @@ impl FileTier {
         let mut end = None;
         for run in &mut writer.runs {
             if let Some(shape) = &self.shape {
-                let bytes = ((run.end - run.start) * PAGE_BYTES) as u64;
-                end = end.max(Some(shape.write(run.slot * PAGE_BYTES as u64, bytes)));
+                let bytes = ((run.end - run.start) * page) as u64;
+                end = end.max(Some(shape.write(run.slot * page as u64, bytes)));
             }
             while run.failed.is_none() && run.start + run.done < run.end {
                 run.tries += 1;
-                let offset = (run.slot + run.done as u64) * PAGE_BYTES as u64;
+                let offset = (run.slot + run.done as u64) * page as u64;
                 let (from, file) = (run.start + run.done, self.backing.file());
                 let written = match given {
                     Some(parts) => rustix::io::pwritev(file, &parts[from..run.end], offset),
                     None => {
-                        let bytes = &writer.pages[from * PAGE_BYTES..run.end * PAGE_BYTES];
+                        let bytes = &writer.pages[from * page..run.end * page];
                         rustix::io::pwrite(file, bytes, offset)
                     }
                 };
@@ -529,7 +528,7 @@ impl FileTier {
                     Ok(written) => {
                         let bytes = &self.counters.bytes_written;
                         bytes.fetch_add(written as u64, Relaxed);
-                        run.done += written / PAGE_BYTES;
+                        run.done += written / page;
                     }
                     Err(Errno::INTR | Errno::AGAIN) => {}
                     Err(errno) => run.failed = Some(fail_kind(errno)),
@@ -600,27 +599,28 @@ impl FileTier {
         };
         let spare = self.lock_slabs().spare();
         if !spare.is_empty() {
+            let bytes = |slabs: u64| slabs * self.slab_bytes();
             let (at, slabs) = (u64::from(spare.start), spare.len() as u64);
-            let discarded = (self.backing).discard(at * SLAB_BYTES, slabs * SLAB_BYTES);
+            let discarded = (self.backing).discard(bytes(at), bytes(slabs));
             if discarded.is_err() && !self.backing.is_block_device() {
                 return; // it keeps its space
             }
         }
         let mut slabs = self.lock_slabs();
         slabs.drop_spare(self.bitmaps());
-        writer.reserved = u64::from(slabs.spare().end) * SLAB_BYTES;
+        writer.reserved = u64::from(slabs.spare().end) * self.slab_bytes();
     }
 
     /// Discards empty slabs: `most` of them, and none if no more than `keep` are empty, unless the
-    /// quota is exceeded.
-    fn discard_surplus(&self, keep: usize, most: usize) {
+    /// tier has too much space. False: no more are to be discarded.
+    fn discard_surplus(&self, keep: usize, most: usize) -> bool {
         for _ in 0..most {
             let Some(slab) = self.lock_slabs().take_surplus(self.bitmaps(), keep) else {
-                return;
+                return false;
             };
             let discarded = self
                 .backing
-                .discard(u64::from(slab) * SLAB_BYTES, SLAB_BYTES)
+                .discard(u64::from(slab) * self.slab_bytes(), self.slab_bytes())
                 .is_ok();
             let counter = if discarded {
                 &self.counters.slabs_discarded
@@ -630,11 +630,13 @@ impl FileTier {
             counter.fetch_add(1, Relaxed);
             let mut slabs = self.lock_slabs();
             if !discarded && !self.backing.is_block_device() {
-                return slabs.not_discarded(slab);
+                slabs.not_discarded(slab);
+                return false;
             }
             slabs.discarded(self.bitmaps(), slab);
             self.publish(&slabs);
         }
+        true
     }
 }
 
@@ -646,13 +648,13 @@ impl Tier for FileTier {
     fn capacity(&self) -> Bytes {
         match self.bitmaps().quota.counts().most {
             0 => self.info.capacity, // it was closed
-            most => Bytes(u64::from(most) * SLAB_BYTES),
+            most => Bytes(u64::from(most) * self.slab_bytes()),
         }
     }
 
     fn usage(&self) -> TierUsage {
         let slots = self.table.words()[USED_WORD].load(Relaxed);
-        let logical = Bytes(slots * PAGE_BYTES as u64);
+        let logical = Bytes(slots * self.page_bytes() as u64);
         TierUsage {
             logical,
             stored: logical,
@@ -662,11 +664,11 @@ impl Tier for FileTier {
 
     fn store(&self, batch: &mut [Store<'_>]) {
         let mut writer = self.lock_writer();
-        for part in batch.chunks_mut(BATCH_PAGES) {
+        for part in batch.chunks_mut(self.info.page.at_once(BATCH_PAGES)) {
             for item in part.iter_mut() {
                 assert_eq!(
                     item.page.len(),
-                    PAGE_BYTES,
+                    self.page_bytes(),
                     "a page to store is not one page"
                 );
                 item.result = Err(StoreError::Full);
@@ -676,8 +678,13 @@ impl Tier for FileTier {
         drop(writer);
         // A read may come at any moment. So space is discarded when the tier is idle, or when half
         // of it is unused.
-        let keep = self.lock_slabs().in_use().max(DIRTY_SLABS_KEPT);
-        self.discard_surplus(keep, DISCARDS_AT_ONCE);
+        let slabs = self.lock_slabs();
+        let (keep, excess) = (slabs.in_use().max(DIRTY_SLABS_KEPT), slabs.has_excess());
+        drop(slabs);
+        let _more = self.discard_surplus(keep, DISCARDS_AT_ONCE);
+        if excess {
+            self.release_reserve();
+        }
     }
 
     fn dram(&self) -> Bytes {
@@ -689,24 +696,41 @@ impl Tier for FileTier {
         let _ = self.table.punch(0, self.table.len()); // a refusal leaves the memory in use
     }
 
-    fn tidy(&self) {
+    fn tidy(&self) -> bool {
         let counts = self.bitmaps().quota.counts();
-        let most = if counts.held > counts.most {
+        let most = if counts.held > counts.most || self.lock_slabs().has_excess() {
             DISCARDS_OVER
         } else {
             DISCARDS_AT_ONCE
         };
-        self.discard_surplus(DIRTY_SLABS_KEPT, most);
+        let more = self.discard_surplus(DIRTY_SLABS_KEPT, most);
         self.release_reserve();
+        more
+    }
+
+    fn scattered(&self) -> Vec<Range<Slot>> {
+        let slabs = self.lock_slabs().leave();
+        let each = u64::from(slab_slots(self.info.page));
+        let slots = |slab: u32| {
+            let first = u64::from(slab) * each;
+            Slot(first)..Slot(first + each)
+        };
+        slabs.into_iter().map(slots).collect()
+    }
+
+    fn gathered(&self) {
+        self.lock_slabs().stay();
     }
 
     fn load(&self, slot: Slot, stamp: Stamp, dst: &mut [u8]) -> Result<Loaded, LoadError> {
         let checksum = self.checksum(slot, stamp).ok_or(LoadError::Corrupt)?;
-        let behind = self.behind.load(&self.table, slot.0, stamp, checksum, dst);
+        let behind = self
+            .behind
+            .load(&self.table, slot.0, (&self.key, stamp, checksum), dst);
         match behind {
             None => Ok(Loaded::Read {
                 fd: self.backing.file().as_raw_fd(),
-                offset: slot.0 * PAGE_BYTES as u64,
+                offset: slot.0 * self.page_bytes() as u64,
             }),
             Some(true) => Ok(Loaded::Done),
             Some(false) => Err(LoadError::Corrupt),
@@ -737,7 +761,7 @@ impl Tier for FileTier {
 
 /// A device with O_DIRECT reads whole pages.
 fn is_aligned(item: &Store<'_>) -> bool {
-    item.page.as_ptr().addr().is_multiple_of(PAGE_BYTES)
+    item.page.as_ptr().addr().is_multiple_of(BASE_PAGE_BYTES)
 }
 
 fn fail_kind(errno: Errno) -> FailKind {
@@ -746,46 +770,4 @@ fn fail_kind(errno: Errno) -> FailKind {
         Errno::NOSPC | Errno::DQUOT | Errno::FBIG => FailKind::NoSpace,
         _ => FailKind::Io,
     }
-}
-
-fn checked_slabs(backing: &Backing, table: &SharedMemory) -> Result<u32, FileTierError> {
-    let size = backing.bytes();
-    if size.0 > SIZE_MAX {
-        return Err(FileTierError::TooLarge(size));
-    }
-    let needed = FileTier::table_bytes(size);
-    if table.len() < needed {
-        return Err(FileTierError::Table(
-            Bytes(table.len() as u64),
-            Bytes(needed as u64),
-        ));
-    }
-    Ok((size.0 / SLAB_BYTES) as u32)
-}
-
-fn bitmaps_of(table: &SharedMemory, slabs: u32) -> Bitmaps<'_> {
-    let (words, slabs) = (table.words(), slabs as usize);
-    let space = space_word(slabs);
-    Bitmaps {
-        slots: &words[PAGE_WORDS..PAGE_WORDS + slabs * SLAB_WORDS],
-        space: &words[space..space + slabs.div_ceil(64)],
-        quota: quota_of(table),
-        grant: words[GRANT_WORD].load(Relaxed),
-    }
-}
-
-fn quota_of(table: &SharedMemory) -> Quota<'_> {
-    Quota(&table.words()[QUOTA_WORD])
-}
-
-fn space_word(slabs: usize) -> usize {
-    PAGE_WORDS + (slabs * SLAB_WORDS).next_multiple_of(PAGE_WORDS)
-}
-
-fn checksums_word(slabs: usize) -> usize {
-    space_word(slabs) + slabs.div_ceil(64).next_multiple_of(PAGE_WORDS)
-}
-
-fn behind_word(slabs: usize) -> usize {
-    checksums_word(slabs) + (slabs * SLAB_SLOTS as usize).next_multiple_of(PAGE_WORDS)
 }

@@ -6,9 +6,9 @@ use std::path::Path;
 
 use super::tests::{directory, pages, stored, subject};
 use super::*;
-use crate::contract::{self, Page, Pages, store_all};
+use undercroft_model::contract::{self, Page, Pages, store_all};
 
-/// What the file system may count besides, for its own books.
+/// Bytes that the file system may count besides, for its own books.
 const BOOKS: u64 = 64 << 10;
 
 /// Space that the file has.
@@ -17,14 +17,82 @@ fn space(tier: &FileTier) -> u64 {
     (blocks * 512).saturating_sub(BOOKS)
 }
 
+/// Pages of a program become fewer and change at random. Those that lie scattered are stored again,
+/// as `uc-migrate` does. The file has no more space than it should, and every byte is right.
+#[test]
+fn file_gives_space_back_when_what_is_left_is_stored_together() {
+    let directory = directory();
+    let backing = Backing::open(directory.path(), Some(Bytes(1 << 30))).unwrap();
+    let table = FileTier::table_bytes(&backing);
+    let table = SharedMemory::create("test-slots", table).unwrap();
+    let tier = FileTier::new(backing, table, &undercroft_base::PageKey::KNOWN)
+        .unwrap()
+        .write_behind(256);
+    let idle_work = || ();
+    let subject = subject(&tier, &idle_work);
+    let mut random = Pages::new(61);
+    let mut live: Vec<(Slot, Page, Stamp)> = Vec::new();
+    let (mut passes, mut moved) = (0, 0);
+    for (round, keep) in [40_000, 9_000, 1_500, 20_000, 3_000, 0]
+        .into_iter()
+        .enumerate()
+    {
+        while live.len() < keep {
+            let some = pages(&mut random, 200);
+            let slots = stored(&tier, &some).into_iter().zip(some);
+            live.extend(slots.map(|(slot, (page, stamp))| (slot, page, stamp)));
+        }
+        while live.len() > keep {
+            let at = random.below(live.len() as u64) as usize;
+            let (slot, ..) = live.swap_remove(at);
+            tier.free(&[slot]);
+        }
+        for _ in 0..400 {
+            tier.tidy();
+            let ranges = tier.scattered();
+            passes += u32::from(!ranges.is_empty());
+            for (slot, page, stamp) in &mut live {
+                // Some stay: they are on their way into memory.
+                if ranges.iter().any(|of| of.contains(slot)) && random.below(20) != 0 {
+                    let new = stored(&tier, &[(*page, *stamp)])[0];
+                    tier.free(&[std::mem::replace(slot, new)]);
+                    moved += 1;
+                }
+            }
+            tier.gathered();
+        }
+        let (has, should) = (
+            space(&tier),
+            space_max(tier.usage().logical, PageSize::Base).0,
+        );
+        println!(
+            "round {round}: {keep} pages, {} MiB of {} MiB",
+            has >> 20,
+            should >> 20
+        );
+        assert!(has <= should, "round {round}: {has} B of {should} B");
+        for (slot, page, stamp) in &live {
+            assert!(
+                *subject.load(*slot, *stamp).unwrap() == *page,
+                "round {round}"
+            );
+        }
+    }
+    println!("{moved} pages moved in {passes} passes");
+    assert!(passes >= 2 && moved > 1000);
+}
+
 /// A file of 64 MiB of which `quota` may be used, and what changes that.
 fn with_quota(directory: &Path, quota: u64) -> (FileTier, Room) {
     let backing = Backing::open(directory, Some(Bytes(64 << 20))).unwrap();
-    let table = FileTier::table_bytes(backing.bytes());
+    let table = FileTier::table_bytes(&backing);
     let table = SharedMemory::create("test-slots", table).unwrap();
-    let room = Room::over(table.as_fd(), backing.bytes()).unwrap();
+    let room = Room::over(table.as_fd(), backing.bytes(), PageSize::Base).unwrap();
     room.begin(Bytes(quota * SLAB_BYTES));
-    (FileTier::new(backing, table).unwrap(), room)
+    (
+        FileTier::new(backing, table, &PageKey::KNOWN).unwrap(),
+        room,
+    )
 }
 
 #[test]
@@ -36,7 +104,7 @@ fn file_passes_the_tier_contract_within_a_quota() {
     contract::fills_and_recovers(&subject(&tier, &|| tier.trim()), 52, 25 * 256);
 }
 
-/// It rings once at each mark, before it is full, and again once its keeper has looked.
+/// The file rings once at each mark, before it is full, and again once its keeper has looked.
 #[test]
 fn file_rings_when_half_of_what_is_left_is_full() {
     use rustix::event::{EventfdFlags, eventfd};
@@ -82,7 +150,7 @@ fn file_that_was_closed_has_no_quota_and_gets_none() {
     assert_eq!(room.read(), Taken::default());
 }
 
-/// One thread stores, loads and frees, and another raises and lowers the quota. The space that the
+/// A thread stores, loads and frees, and another raises and lowers the quota. The space that the
 /// file has is never more than the answer allows, and every byte is right.
 #[test]
 fn file_keeps_to_a_quota_that_another_thread_moves() {
@@ -176,7 +244,7 @@ fn file_is_recovered_with_its_quota_and_all_its_space() {
         assert_eq!(taken.held, before.held, "nothing changes without a manager");
         let fd = backing.file().try_clone().unwrap().into();
         let backing = Backing::inherit(fd, backing.name().to_owned(), backing.bytes()).unwrap();
-        tier = FileTier::recover(backing, table).unwrap();
+        tier = FileTier::recover(backing, table, &PageKey::KNOWN).unwrap();
         let space = space(&tier);
         let now = room.read();
         assert_eq!(

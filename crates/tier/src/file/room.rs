@@ -18,10 +18,10 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
-use undercroft_base::{Bytes, PAGE_BYTES};
+use undercroft_base::{Bytes, PageSize};
 use undercroft_sys::mapping::SharedMemory;
 
-use super::{GRANT_WORD, MARK_WORD, QUOTA_WORD, SLAB_BYTES, SLAB_SLOTS, USED_WORD};
+use super::{GRANT_WORD, MARK_WORD, QUOTA_WORD, USED_WORD, slab_bytes, slab_slots};
 
 /// The word. All zeros: no quota was set, or the tier was closed.
 #[derive(Clone, Copy, Debug)]
@@ -102,6 +102,7 @@ impl Quota<'_> {
 pub struct Room {
     table: SharedMemory,
     slabs: u32,
+    page: PageSize,
 }
 
 /// Bytes of a tier.
@@ -116,11 +117,12 @@ pub struct Taken {
 }
 
 impl Room {
-    /// * `table`: the slot table of a file of `size`.
-    pub(crate) fn over(table: BorrowedFd<'_>, size: Bytes) -> io::Result<Room> {
+    /// * `table`: the slot table of a file of `size`, for copies of this size of page.
+    pub(crate) fn over(table: BorrowedFd<'_>, size: Bytes, page: PageSize) -> io::Result<Room> {
         Ok(Room {
             table: SharedMemory::from_fd(table.try_clone_to_owned()?)?,
-            slabs: u32::try_from(size.0 / SLAB_BYTES).unwrap_or(u32::MAX),
+            slabs: u32::try_from(size.0 / slab_bytes(page)).unwrap_or(u32::MAX),
+            page,
         })
     }
 
@@ -130,7 +132,7 @@ impl Room {
 
     /// Whole slabs, one at least, and no more than the file has.
     fn slabs(&self, bytes: Bytes) -> u32 {
-        let slabs = u32::try_from(bytes.0 / SLAB_BYTES).unwrap_or(u32::MAX);
+        let slabs = u32::try_from(bytes.0 / slab_bytes(self.page)).unwrap_or(u32::MAX);
         slabs.clamp(1, self.slabs)
     }
 
@@ -146,7 +148,7 @@ impl Room {
     fn mark(&self) {
         let words = self.table.words();
         let used = words[USED_WORD].load(Relaxed);
-        let most = u64::from(self.quota().counts().most) * u64::from(SLAB_SLOTS);
+        let most = u64::from(self.quota().counts().most) * u64::from(slab_slots(self.page));
         let free = most.saturating_sub(used);
         words[MARK_WORD].store(used + (free / 2).max(1), Relaxed);
     }
@@ -164,7 +166,7 @@ impl Room {
         }
     }
 
-    /// What it has now. If the bell was rung, it is rung again at the next mark.
+    /// Reads what it has now. If the bell was rung, it is rung again at the next mark.
     pub fn read(&self) -> Taken {
         if self.table.words()[MARK_WORD].load(Relaxed) == 0 {
             self.mark();
@@ -173,11 +175,11 @@ impl Room {
     }
 
     fn taken(&self, counts: Counts) -> Taken {
-        let bytes = |slabs| Bytes(u64::from(slabs) * SLAB_BYTES);
+        let bytes = |slabs| Bytes(u64::from(slabs) * slab_bytes(self.page));
         Taken {
             quota: bytes(counts.most),
             held: bytes(counts.held),
-            used: Bytes(self.table.words()[USED_WORD].load(Relaxed) * PAGE_BYTES as u64),
+            used: Bytes(self.table.words()[USED_WORD].load(Relaxed) * self.page.bytes() as u64),
         }
     }
 }

@@ -4,6 +4,9 @@
 //! The bitmaps live in the slot table's memory. The counts here are rebuilt from them. Callers hold
 //! the tier's mutex.
 //!
+//! A tier that has twice the space of its slots in use, and 64 MiB more, takes no slab, but fills
+//! the emptiest. If it has more than that because slots were freed, slabs are emptied.
+//!
 //! A slab is counted in the quota ([`Quota`]) and marked before it takes space. Its mark goes when
 //! the space was given back, and then its count. So the marks never say less than there is.
 
@@ -11,18 +14,23 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use super::RESERVE_MAX;
 use super::room::Quota;
-use super::{RESERVE_MAX, SLAB_SLOTS};
-
-/// Bitmap words of one slab.
-pub(super) const SLAB_WORDS: usize = SLAB_SLOTS as usize / 64;
 
 /// Beyond its grant, a tier has this part of its slots in use before it takes another slab.
 const DENSE: (u64, u64) = (7, 8);
 
-/// While a tier has more space than its quota, it fills slabs of which as many slots as this are
+/// A tier has at most this many times the space of its slots in use, and [`SLACK_SLABS`] more.
+const SPREAD: u64 = 2;
+/// Slabs that a tier may have beyond [`SPREAD`]: 64 MiB, if its pages are base pages.
+const SLACK_SLABS: u64 = 64;
+
+/// Where a tier has more space than that, its pages are gathered until it has this part of it.
+const GATHERED: (u64, u64) = (3, 4);
+
+/// While a tier has more space than its quota, it fills slabs of which this part of the slots is
 /// free, the fullest first, so that others come free.
-const WORTH_FILLING: u32 = SLAB_SLOTS / 4;
+const WORTH_FILLING: u32 = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
@@ -34,6 +42,8 @@ enum State {
     Current,
     /// Has slots in use (or had just now), and is not being filled.
     Used,
+    /// As `Used`, but no slot is given out, because its pages are being stored elsewhere.
+    Leaving,
     /// Empty, and in no list until its space is discarded.
     Discarding,
 }
@@ -51,6 +61,8 @@ pub(super) struct Slabs {
     slabs: Vec<Slab>,
     /// Of the file.
     count: u32,
+    /// Slots of one slab.
+    slots: u32,
     /// Slabs behind `slabs` up to this one were counted and marked ahead, and have space.
     ahead: u32,
     /// The slab being filled, and the next slot to try.
@@ -66,13 +78,22 @@ pub(super) struct Slabs {
 /// The words of the slot table that say what is in use.
 #[derive(Clone, Copy)]
 pub(super) struct Bitmaps<'a> {
-    /// One bit a slot: it is in use.
+    /// Slots of one slab.
+    pub(super) slab_slots: u32,
+    /// A bit for each slot: it is in use.
     pub(super) slots: &'a [AtomicU64],
-    /// One bit a slab: it has space, or may have.
+    /// A bit for each slab: it has space, or may have.
     pub(super) space: &'a [AtomicU64],
     pub(super) quota: Quota<'a>,
     /// Slabs beyond this many are used densely; 0 = none.
     pub(super) grant: u64,
+}
+
+/// Most slabs that a tier should have with this many slots in use.
+///
+/// * `slots`: of one slab.
+pub(super) fn slabs_max(taken_slots: u64, slots: u32) -> u64 {
+    (taken_slots * SPREAD).div_ceil(u64::from(slots)) + SLACK_SLABS
 }
 
 fn is_set(words: &[AtomicU64], at: u64) -> bool {
@@ -89,6 +110,10 @@ fn set(words: &[AtomicU64], at: u64, to: bool) {
 impl Bitmaps<'_> {
     pub(super) fn is_taken(&self, slot: u64) -> bool {
         is_set(self.slots, slot)
+    }
+
+    fn slab_words(&self) -> usize {
+        self.slab_slots as usize / 64
     }
 
     /// Counts up to `want` slabs. Returns how many; the caller marks them.
@@ -122,8 +147,8 @@ impl Bitmaps<'_> {
     }
 
     fn live(&self, slab: u32) -> u32 {
-        let from = slab as usize * SLAB_WORDS;
-        let words = &self.slots[from..from + SLAB_WORDS];
+        let from = slab as usize * self.slab_words();
+        let words = &self.slots[from..from + self.slab_words()];
         words
             .iter()
             .map(|word| word.load(Relaxed).count_ones())
@@ -133,8 +158,9 @@ impl Bitmaps<'_> {
     /// The first free slot of `slab` at or after `index`.
     fn first_free(&self, slab: u32, index: u32) -> Option<u32> {
         let mut index = index;
-        while index < SLAB_SLOTS {
-            let word = self.slots[slab as usize * SLAB_WORDS + index as usize / 64].load(Relaxed);
+        while index < self.slab_slots {
+            let word =
+                self.slots[slab as usize * self.slab_words() + index as usize / 64].load(Relaxed);
             let skipped = (word >> (index % 64)).trailing_ones();
             if index % 64 + skipped < 64 {
                 return Some(index + skipped);
@@ -151,6 +177,7 @@ impl Slabs {
         let mut this = Slabs {
             slabs: Vec::with_capacity(count as usize),
             count,
+            slots: bitmaps.slab_slots,
             ahead: bitmaps.end(),
             current: None,
             dirty: VecDeque::with_capacity(count as usize),
@@ -169,7 +196,7 @@ impl Slabs {
             match state {
                 State::Clean => this.clean.push(slab),
                 State::Dirty => this.dirty.push_back(slab),
-                State::Used | State::Current | State::Discarding => {}
+                State::Used | State::Leaving | State::Current | State::Discarding => {}
             }
             this.occupied += u64::from(has_space);
             this.taken_slots += u64::from(live);
@@ -214,23 +241,34 @@ impl Slabs {
         }
     }
 
+    /// Slabs that it may take until it has as many as it should. Negative: it has more.
+    fn room(&self) -> i64 {
+        slabs_max(self.taken_slots, self.slots) as i64
+            - (self.occupied + self.spare().len() as u64) as i64
+    }
+
+    /// True if there is more space than there should be with the slots that are in use now.
+    pub(super) fn has_excess(&self) -> bool {
+        self.room() < 0
+    }
+
     /// Slabs with used slots, and the one being filled.
     pub(super) fn in_use(&self) -> usize {
         self.occupied as usize - self.dirty.len()
     }
 
     /// Appends up to `want` slots to `slots`, ascending inside a slab; fewer when the quota is
-    /// full. Cost: O(1) a slot while there are empty slabs. After that a scan of the slab counts
-    /// for each slab that is reused.
+    /// full. Cost: O(1) a slot while there are empty slabs, or while it may take new ones. After
+    /// that a scan of the slab counts for each slab that is reused.
     pub(super) fn alloc(&mut self, bitmaps: Bitmaps<'_>, want: usize, slots: &mut Vec<u64>) {
-        let most = u64::from(bitmaps.quota.counts().most) * u64::from(SLAB_SLOTS);
+        let most = u64::from(bitmaps.quota.counts().most) * u64::from(self.slots);
         let room = most.saturating_sub(self.taken_slots);
         for _ in 0..want.min(usize::try_from(room).unwrap_or(usize::MAX)) {
             let Some(slot) = self.next_slot(bitmaps) else {
                 return;
             };
             set(bitmaps.slots, slot, true);
-            self.slabs[(slot / u64::from(SLAB_SLOTS)) as usize].live += 1;
+            self.slabs[(slot / u64::from(self.slots)) as usize].live += 1;
             self.taken_slots += 1;
             slots.push(slot);
         }
@@ -238,26 +276,27 @@ impl Slabs {
 
     /// Frees a slot. Panics if it is free already: the caller's books are wrong.
     pub(super) fn free(&mut self, bitmaps: Bitmaps<'_>, slot: u64) {
-        let known = slot < self.slabs.len() as u64 * u64::from(SLAB_SLOTS);
+        let known = slot < self.slabs.len() as u64 * u64::from(self.slots);
         assert!(
             known && bitmaps.is_taken(slot),
             "slot {slot} of the file tier is free already"
         );
         set(bitmaps.slots, slot, false);
         self.taken_slots -= 1;
-        let number = (slot / u64::from(SLAB_SLOTS)) as u32;
+        let number = (slot / u64::from(self.slots)) as u32;
         let slab = &mut self.slabs[number as usize];
         slab.live -= 1;
-        if slab.live == 0 && slab.state == State::Used {
+        if slab.live == 0 && matches!(slab.state, State::Used | State::Leaving) {
             slab.state = State::Dirty;
             self.dirty.push_back(number);
         }
     }
 
-    /// If more than `keep` slabs are empty, or the quota is exceeded and one is, takes the one that
+    /// If more than `keep` slabs are empty, or it has too much space and one is, takes the one that
     /// has been empty longest out of the lists, to be discarded.
     pub(super) fn take_surplus(&mut self, bitmaps: Bitmaps<'_>, keep: usize) -> Option<u32> {
-        let keep = if bitmaps.is_over() { 0 } else { keep };
+        let too_much = bitmaps.is_over() || self.has_excess();
+        let keep = if too_much { 0 } else { keep };
         let current = self.current.map(|(slab, _)| self.slabs[slab as usize].live);
         if keep == 0 && current == Some(0) {
             self.retire_current();
@@ -278,10 +317,42 @@ impl Slabs {
         bitmaps.give(slab);
     }
 
-    /// It could not be discarded, and keeps its space.
+    /// The slab could not be discarded, and keeps its space.
     pub(super) fn not_discarded(&mut self, slab: u32) {
         self.slabs[slab as usize].state = State::Dirty;
         self.dirty.push_back(slab);
+    }
+
+    /// If it has too much space although no slab is empty, chooses the emptiest slabs. Once their
+    /// pages are elsewhere, it has three quarters of what it may. Returns them ascending.
+    /// No slot of theirs is given out until [`Slabs::stay`]. Cost: O(slabs log slabs) then.
+    pub(super) fn leave(&mut self) -> Vec<u32> {
+        let mut chosen = Vec::new();
+        if !self.has_excess() || !self.dirty.is_empty() {
+            return chosen;
+        }
+        let mut used: Vec<(u16, u32)> = self.used(1).map(|(at, slab)| (slab.live, at)).collect();
+        used.sort_unstable();
+        let target = slabs_max(self.taken_slots, self.slots) * GATHERED.0 / GATHERED.1;
+        let mut pages = 0;
+        for (live, slab) in used {
+            pages += u64::from(live);
+            let more = pages.div_ceil(u64::from(self.slots));
+            if self.occupied + more <= target + chosen.len() as u64 {
+                break;
+            }
+            self.slabs[slab as usize].state = State::Leaving;
+            chosen.push(slab);
+        }
+        chosen.sort_unstable();
+        chosen
+    }
+
+    /// Slots of all slabs are given out again.
+    pub(super) fn stay(&mut self) {
+        let slabs = self.slabs.iter_mut();
+        let leaving = slabs.filter(|slab| slab.state == State::Leaving);
+        leaving.for_each(|slab| slab.state = State::Used);
     }
 
     fn next_slot(&mut self, bitmaps: Bitmaps<'_>) -> Option<u64> {
@@ -293,10 +364,10 @@ impl Slabs {
             match bitmaps.first_free(slab, index) {
                 Some(free) => {
                     self.current = Some((slab, free + 1));
-                    return Some(u64::from(slab) * u64::from(SLAB_SLOTS) + u64::from(free));
+                    return Some(u64::from(slab) * u64::from(self.slots) + u64::from(free));
                 }
                 None => {
-                    self.current = Some((slab, SLAB_SLOTS));
+                    self.current = Some((slab, self.slots));
                     self.retire_current();
                 }
             }
@@ -338,11 +409,13 @@ impl Slabs {
         Some(slab)
     }
 
-    /// It has more space than its grant, and too much of it is free.
+    /// Too much of its space is free for another slab: half of it and more, or, where it has more
+    /// than its grant, an eighth.
     fn is_sparse(&self, bitmaps: Bitmaps<'_>) -> bool {
-        let slots = self.occupied * u64::from(SLAB_SLOTS);
+        let slots = self.occupied * u64::from(self.slots);
         let is_beyond = bitmaps.grant != 0 && self.occupied >= bitmaps.grant;
-        is_beyond && self.taken_slots * DENSE.1 < slots * DENSE.0
+        let beyond = is_beyond && self.taken_slots * DENSE.1 < slots * DENSE.0;
+        beyond || self.room() < 1
     }
 
     fn clean_slab(&mut self, bitmaps: Bitmaps<'_>) -> Option<u32> {
@@ -355,11 +428,12 @@ impl Slabs {
     }
 
     /// A slab that was never used. If none was taken ahead, takes a quarter of the slabs there are,
-    /// at most [`RESERVE_MAX`], as far as the quota goes. So a file has few pieces.
+    /// at most [`RESERVE_MAX`], as far as the quota and its bound go. So a file has few pieces.
     fn fresh_slab(&mut self, bitmaps: Bitmaps<'_>) -> Option<u32> {
         let next = self.slabs.len() as u32;
         if next == self.ahead {
-            let most = (self.ahead / 4).clamp(1, RESERVE_MAX);
+            let room = u32::try_from(self.room()).unwrap_or(0).max(1);
+            let most = (self.ahead / 4).clamp(1, RESERVE_MAX).min(room);
             let more = bitmaps.take(most.min(self.count - self.ahead));
             (next..next + more).for_each(|slab| bitmaps.mark(slab));
             self.ahead += more;
@@ -381,13 +455,14 @@ impl Slabs {
     }
 
     fn fullest(&self) -> Option<u32> {
-        let used = self.used(WORTH_FILLING);
+        let used = self.used(self.slots / WORTH_FILLING);
         used.max_by_key(|(_, slab)| slab.live).map(|it| it.0)
     }
 
     /// Slabs in use of which at least `free` slots are free.
     fn used(&self, free: u32) -> impl Iterator<Item = (u32, &Slab)> {
-        let has = move |slab: &Slab| u32::from(slab.live) + free <= SLAB_SLOTS;
+        let most = self.slots - free;
+        let has = move |slab: &Slab| u32::from(slab.live) <= most;
         let slabs = (0..).zip(&self.slabs);
         slabs.filter(move |(_, slab)| slab.state == State::Used && has(slab))
     }
@@ -396,31 +471,42 @@ impl Slabs {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::contract::Pages;
+    use undercroft_model::contract::Pages;
+
+    const SLAB_SLOTS: u32 = crate::file::slab_slots(undercroft_base::PageSize::Base);
 
     /// The words of a slot table, for `count` slabs.
-    struct Words(Vec<AtomicU64>);
+    struct Words {
+        all: Vec<AtomicU64>,
+        /// Where the bits of the slots begin.
+        slots: usize,
+    }
 
     impl Words {
         fn new(count: u32, most: u32) -> Words {
-            let words = 0..2 + count as usize * SLAB_WORDS;
-            let this = Words(words.map(|_| AtomicU64::new(0)).collect());
+            let slots = 1 + count.div_ceil(64) as usize;
+            let words = 0..slots + count as usize * SLAB_SLOTS as usize / 64;
+            let this = Words {
+                all: words.map(|_| AtomicU64::new(0)).collect(),
+                slots,
+            };
             this.bitmaps().quota.begin(most);
             this
         }
 
         fn bitmaps(&self) -> Bitmaps<'_> {
             Bitmaps {
-                quota: Quota(&self.0[0]),
-                space: &self.0[1..2],
-                slots: &self.0[2..],
+                slab_slots: SLAB_SLOTS,
+                quota: Quota(&self.all[0]),
+                space: &self.all[1..self.slots],
+                slots: &self.all[self.slots..],
                 grant: 0,
             }
         }
 
         fn set_quota(&self, most: u32) {
             let held = u64::from(self.bitmaps().quota.counts().held);
-            self.0[0].store(u64::from(most) << 32 | held, Relaxed);
+            self.all[0].store(u64::from(most) << 32 | held, Relaxed);
         }
 
         fn live(&self) -> usize {
@@ -431,7 +517,8 @@ mod tests {
         }
 
         fn marked(&self) -> u32 {
-            self.bitmaps().space[0].load(Relaxed).count_ones()
+            let space = self.bitmaps().space.iter();
+            space.map(|word| word.load(Relaxed).count_ones()).sum()
         }
     }
 
@@ -544,6 +631,65 @@ mod tests {
                 assert_eq!(u64::from(counts.held), occupied + spare);
                 bound = counts.held.max(counts.most);
             }
+        }
+    }
+
+    /// Course of a random workload: most slabs beside the bound, and writes for each batch.
+    struct Course {
+        worst: i64,
+        batches: u64,
+        writes: u64,
+    }
+
+    /// Batches of 256 pages replace as many of `pages` at random.
+    fn replaced_at_random(seed: u64, pages: usize) -> Course {
+        let words = Words::new(2000, 2000);
+        let bitmaps = words.bitmaps();
+        let mut slabs = Slabs::from_bitmaps(bitmaps, 2000);
+        let (mut random, mut live) = (Pages::new(seed), Vec::new());
+        let mut course = Course {
+            worst: i64::MIN,
+            batches: 0,
+            writes: 0,
+        };
+        for _ in 0..8000 {
+            let before = live.len();
+            slabs.alloc(bitmaps, 256, &mut live);
+            assert_eq!(live.len(), before + 256, "a batch was refused");
+            let batch = &live[before..];
+            let breaks = batch.windows(2).filter(|of| of[0] + 1 != of[1]).count();
+            course.batches += 1;
+            course.writes += 1 + breaks as u64;
+            course.worst = course.worst.max(-slabs.room());
+            while live.len() > pages {
+                let at = random.below(live.len() as u64) as usize;
+                slabs.free(bitmaps, live.swap_remove(at));
+            }
+            while let Some(slab) = slabs.take_surplus(bitmaps, slabs.in_use().max(16)) {
+                slabs.discarded(bitmaps, slab);
+            }
+            if slabs.has_excess() {
+                slabs.drop_spare(bitmaps);
+            }
+            assert_eq!(words.live(), live.len());
+        }
+        course
+    }
+
+    /// A program that replaces its pages at random has at most twice their space and 64 MiB more,
+    /// and still writes many pages at a time.
+    #[test]
+    fn slabs_of_pages_replaced_at_random_stay_within_their_bound() {
+        for pages in [10 << 8, 72 << 8, 300 << 8] {
+            let course = replaced_at_random(11, pages);
+            let writes = course.writes as f64 / course.batches as f64;
+            println!(
+                "{} MiB: {writes:.1} writes for 256 pages, {} slabs beyond the bound",
+                pages >> 8,
+                course.worst
+            );
+            assert!(course.worst <= 1, "{} slabs", course.worst);
+            assert!(writes < 64.0, "{writes} writes for 256 pages");
         }
     }
 

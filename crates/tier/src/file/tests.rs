@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::*;
-use crate::contract::{self, Page, Pages, Subject, store_all};
+use undercroft_model::contract::{self, Page, Pages, Subject, store_all};
 
 /// A temporary directory on a disk if possible: this tier is not made for tmpfs.
 pub(super) fn directory() -> tempfile::TempDir {
@@ -14,9 +14,9 @@ pub(super) fn directory() -> tempfile::TempDir {
 }
 
 fn tier_over(backing: Backing) -> FileTier {
-    let table = FileTier::table_bytes(backing.bytes());
+    let table = FileTier::table_bytes(&backing);
     let table = SharedMemory::create("test-slots", table).unwrap();
-    FileTier::new(backing, table).unwrap()
+    FileTier::new(backing, table, &PageKey::KNOWN).unwrap()
 }
 
 fn tier(path: &Path, bytes: u64) -> FileTier {
@@ -80,13 +80,13 @@ fn file_takes_its_space_in_large_pieces_and_gives_the_rest_back() {
     }
     // Ten slabs, and the first page of another. Eight were reserved slab by slab; later pieces
     // are a quarter of what there was.
-    for _ in 1..10 * SLAB_SLOTS + 1 {
+    for _ in 1..10 * slab_slots(PageSize::Base) + 1 {
         one(&mut random);
     }
     assert_eq!(held(), 12);
     tier.tidy();
     assert_eq!(held(), 11, "unused space is given back");
-    for _ in 0..SLAB_SLOTS {
+    for _ in 0..slab_slots(PageSize::Base) {
         one(&mut random);
     }
     assert_eq!(held(), 13, "and asked for again");
@@ -129,7 +129,7 @@ fn file_damaged_or_cut_off_is_noticed() {
         .write(true)
         .open(path)
         .unwrap();
-    let offset = slots[3].0 * PAGE_BYTES as u64 + 77;
+    let offset = slots[3].0 * BASE_PAGE_BYTES as u64 + 77;
     let mut byte = [0];
     file.read_exact_at(&mut byte, offset).unwrap();
     file.write_all_at(&[byte[0] ^ 0x10], offset).unwrap();
@@ -139,7 +139,7 @@ fn file_damaged_or_cut_off_is_noticed() {
             Err(error) => assert_eq!((at, error), (3, LoadError::Corrupt)),
         }
     }
-    file.set_len(PAGE_BYTES as u64).unwrap();
+    file.set_len(BASE_PAGE_BYTES as u64).unwrap();
     assert!(subject.load(slots[0], pages[0].1).is_ok());
     let error = subject.load(slots[1], pages[1].1).err();
     assert_eq!(error, Some(LoadError::Failed(FailKind::Io)));
@@ -177,6 +177,48 @@ fn file_that_refuses_writes_fails_pages_and_takes_no_slots() {
 }
 
 #[test]
+fn large_pages_take_slots_of_their_size_and_are_read_and_recovered_whole() {
+    let directory = directory();
+    let backing = Backing::open(directory.path(), Some(Bytes(300 << 20))).unwrap();
+    let tier = tier_over(backing.of_pages(PageSize::Large)).write_behind(WAITING_PAGES_MAX);
+    assert_eq!(tier.capacity(), Bytes(256 << 20), "two slabs of 64 pages");
+    contract::few_pages(&subject(&tier, &|| tier.trim()), 41, 300);
+    let page: Vec<u8> = (0..2 << 20).map(|at| (at % 251) as u8).collect();
+    let stamp = Stamp(7);
+    let checksum = PageKey::KNOWN.checksum(&page, stamp);
+    let store = |tier: &FileTier| {
+        let mut item = [Store {
+            page: &page,
+            stamp,
+            checksum,
+            result: Err(StoreError::Full),
+        }];
+        tier.store(&mut item);
+        item[0].result
+    };
+    let slots: Vec<_> = (0..128).map(|_| store(&tier).unwrap()).collect();
+    assert_eq!(store(&tier), Err(StoreError::Full));
+    tier.free(&slots[..100]);
+    let FileTier { backing, table, .. } = tier;
+    let fd = backing.file().try_clone().unwrap().into();
+    let backing = Backing::inherit(fd, backing.name().to_owned(), backing.bytes()).unwrap();
+    let backing = backing.of_pages(PageSize::Large);
+    let tier = FileTier::recover(backing, table, &PageKey::KNOWN).unwrap();
+    let mut found = Vec::new();
+    tier.for_each_slot(|slot| found.push(slot));
+    assert_eq!(found, slots[100..]);
+    assert_eq!(tier.usage().logical, Bytes(28 << 21));
+    let Ok(Loaded::Read { offset, .. }) = tier.load(slots[127], stamp, &mut []) else {
+        panic!("it is on the device");
+    };
+    let mut read = PageBuf::new(1, PageSize::Large).unwrap();
+    let file = tier.backing().file();
+    file.read_exact_at(&mut read, offset).unwrap();
+    assert!(read[..] == page[..]);
+    assert_eq!(tier.checksum(slots[127], stamp), Some(checksum));
+}
+
+#[test]
 fn file_is_recovered_from_its_table_and_descriptor() {
     let directory = directory();
     let old = tier(directory.path(), 4 << 20);
@@ -190,8 +232,8 @@ fn file_is_recovered_from_its_table_and_descriptor() {
     let FileTier { backing, table, .. } = old;
     let fd = backing.file().try_clone().unwrap().into();
     let backing = Backing::inherit(fd, backing.name().to_owned(), backing.bytes()).unwrap();
-    let new = FileTier::recover(backing, table).unwrap();
-    assert_eq!(new.usage().logical, Bytes(300 * PAGE_BYTES as u64));
+    let new = FileTier::recover(backing, table, &PageKey::KNOWN).unwrap();
+    assert_eq!(new.usage().logical, Bytes(300 * BASE_PAGE_BYTES as u64));
     let idle_work = || new.trim();
     let subject = subject(&new, &idle_work);
     let check = |when: &str| {
@@ -241,7 +283,7 @@ fn file_backing_refuses_what_it_would_overwrite_or_cannot_use() {
     let backing = Backing::open(directory.path(), Some(Bytes(1 << 20))).unwrap();
     let table = SharedMemory::create("small", 4096).unwrap();
     assert!(matches!(
-        FileTier::new(backing, table),
+        FileTier::new(backing, table, &PageKey::KNOWN),
         Err(FileTierError::Table(..))
     ));
     assert!(Backing::open(directory.path(), None).unwrap().bytes().0 >= SLAB_BYTES);
@@ -318,7 +360,7 @@ fn keeps_what_it_has(tier: &FileTier, most: usize) {
     assert!(no_space > 0 && counters.pages_paused > 0);
     assert_eq!(
         tier.usage().logical,
-        Bytes((kept.len() * PAGE_BYTES) as u64)
+        Bytes((kept.len() * BASE_PAGE_BYTES) as u64)
     );
     for (slot, page, stamp) in &kept {
         assert!(*subject.load(*slot, *stamp).unwrap() == **page);
@@ -340,9 +382,9 @@ fn file_pages_are_read_directly_through_a_ring() {
         .into_iter()
         .map(Result::unwrap)
         .collect();
-    let mut ring = undercroft_sys::ring::PageRing::new(16, 16).unwrap();
+    let mut ring = undercroft_sys::ring::PageRing::new(16, 16, PageSize::Base).unwrap();
     for (at, (slot, (_, stamp))) in slots.iter().zip(&pages).enumerate() {
-        let loaded = tier.load(*slot, *stamp, &mut [0; PAGE_BYTES]).unwrap();
+        let loaded = tier.load(*slot, *stamp, &mut [0; BASE_PAGE_BYTES]).unwrap();
         let Loaded::Read { fd, offset } = loaded else {
             panic!("a file tier answers where to read");
         };
@@ -350,13 +392,13 @@ fn file_pages_are_read_directly_through_a_ring() {
     }
     ring.submit(16).unwrap();
     let mut read = 0;
-    ring.reap(|_, result| read += u32::from(result == Ok(PAGE_BYTES)));
+    ring.reap(|_, result| read += u32::from(result == Ok(BASE_PAGE_BYTES)));
     assert_eq!(read, 16);
     for (at, (slot, (page, stamp))) in slots.iter().zip(&pages).enumerate() {
         let bytes = ring.arena().pages(at, at + 1).unwrap();
         assert!(bytes == page);
         let kept = tier.checksum(*slot, *stamp);
-        assert_eq!(kept, Some(undercroft_base::page_checksum(bytes, *stamp)));
+        assert_eq!(kept, Some(PageKey::KNOWN.checksum(bytes, *stamp)));
     }
 }
 
@@ -365,7 +407,7 @@ fn waiting(subject: &Subject<'_>, slots: &[Slot], pages: &[(Page, Stamp)]) -> us
     let mut waiting = 0;
     for (slot, (page, stamp)) in slots.iter().zip(pages) {
         assert!(*subject.load(*slot, *stamp).unwrap() == *page);
-        let loaded = subject.tier.load(*slot, *stamp, &mut [0; PAGE_BYTES]);
+        let loaded = subject.tier.load(*slot, *stamp, &mut [0; BASE_PAGE_BYTES]);
         waiting += usize::from(loaded == Ok(Loaded::Done));
     }
     waiting
@@ -382,7 +424,7 @@ fn file_that_writes_behind_passes_the_tier_contract() {
         let directory = directory();
         let tier = tier(directory.path(), 64 << 20).write_behind(most);
         contract::check(&subject(&tier, &|| tier.trim()), 41 + most as u64);
-        assert!(tier.dram().0 <= (most * PAGE_BYTES) as u64);
+        assert!(tier.dram().0 <= (most * BASE_PAGE_BYTES) as u64);
         assert!(tier.dram().0 > 0, "nothing ever waited");
     }
 }
@@ -397,7 +439,7 @@ fn file_pages_wait_in_memory_until_they_are_written_at_once() {
     let mut slots = stored(&tier, &pages[..64]);
     slots.extend(stored(&tier, &pages[64..192]));
     assert_eq!(tier.meter().read().writes, 0);
-    assert_eq!(tier.dram(), Bytes(192 * PAGE_BYTES as u64));
+    assert_eq!(tier.dram(), Bytes(192 * BASE_PAGE_BYTES as u64));
     assert_eq!(waiting(&subject, &slots, &pages), 192);
     // When fewer than 64 places are left, all are written.
     slots.extend(stored(&tier, &pages[192..193]));
@@ -412,7 +454,7 @@ fn file_pages_wait_in_memory_until_they_are_written_at_once() {
     let more = stored(&tier, &pages[193..320]);
     assert_eq!(waiting(&subject, &slots, &pages), 0);
     assert_eq!(waiting(&subject, &more, &pages[193..]), 0);
-    assert_eq!(tier.usage().logical, Bytes(330 * PAGE_BYTES as u64));
+    assert_eq!(tier.usage().logical, Bytes(330 * BASE_PAGE_BYTES as u64));
 }
 
 /// A file of one slab: freed slots are reused at once, those of waiting pages too.
@@ -463,7 +505,7 @@ fn file_that_refuses_writes_keeps_what_waits_and_writes_it_later() {
         refused.iter().all(|result| *result == failed),
         "{refused:?}"
     );
-    assert_eq!(tier.usage().logical, Bytes(190 * PAGE_BYTES as u64));
+    assert_eq!(tier.usage().logical, Bytes(190 * BASE_PAGE_BYTES as u64));
     assert_eq!(waiting(&subject(&tier, &idle_work), &slots, &pages), 190);
     let paused = store_all(&tier, &pages[190..191]);
     assert_eq!(paused, [Err(StoreError::Full)]);
@@ -486,7 +528,7 @@ fn file_that_refuses_writes_keeps_what_waits_and_writes_it_later() {
         waiting(&subject(&tier, &idle_work), &more, &pages[190..]),
         0
     );
-    assert_eq!(tier.usage().logical, Bytes(350 * PAGE_BYTES as u64));
+    assert_eq!(tier.usage().logical, Bytes(350 * BASE_PAGE_BYTES as u64));
 }
 
 #[test]
@@ -499,7 +541,7 @@ fn file_is_recovered_with_the_pages_that_wait() {
     let FileTier { backing, table, .. } = old;
     let fd = backing.file().try_clone().unwrap().into();
     let backing = Backing::inherit(fd, backing.name().to_owned(), backing.bytes()).unwrap();
-    let new = FileTier::recover(backing, table).unwrap();
+    let new = FileTier::recover(backing, table, &PageKey::KNOWN).unwrap();
     let idle_work = || ();
     let subject = subject(&new, &idle_work);
     assert_eq!(waiting(&subject, &slots[10..], &pages[10..]), 140);
@@ -523,7 +565,7 @@ fn file_pages_are_read_while_their_places_change_hands() {
     std::thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {
-                let mut page = [0; PAGE_BYTES];
+                let mut page = [0; BASE_PAGE_BYTES];
                 while end.load(Relaxed) == 0 {
                     let last = newest.lock().unwrap().clone();
                     for (slot, at) in last.iter().rev() {

@@ -9,10 +9,12 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
-use undercroft_base::Bytes;
+use undercroft_base::{Bytes, PageSize};
 
-use super::UNIT_BYTES;
-use crate::file::is_in_memory;
+use super::unit_bytes;
+use crate::dram;
+
+const UNIT: u64 = unit_bytes(PageSize::Base);
 
 /// A DAX device is mapped in whole huge pages.
 const DEVICE_UNIT_BYTES: u64 = 2 << 20;
@@ -23,6 +25,7 @@ pub struct NvmBacking {
     file: File,
     name: String,
     bytes: u64,
+    page: PageSize,
 }
 
 /// Why a file or device cannot be used; the text names the fix.
@@ -51,7 +54,7 @@ pub enum NvmError {
     TooLarge {
         /// The device.
         path: PathBuf,
-        /// What was asked for.
+        /// The size asked for.
         wanted: Bytes,
         /// Its size.
         has: Bytes,
@@ -61,16 +64,16 @@ pub enum NvmError {
     NoRoom {
         /// The file.
         path: PathBuf,
-        /// What was asked for.
+        /// The size asked for.
         wanted: Bytes,
     },
     /// The file system cannot promise space.
     #[error("{0} is on a file system that cannot promise space (fallocate); choose another")]
     NoPromise(PathBuf),
-    /// It has no room for one unit.
-    #[error("{path} has room for {room}, an nvm tier needs at least {least}", least = Bytes(UNIT_BYTES))]
+    /// The place has no room for one unit.
+    #[error("{path} has room for {room}, an nvm tier needs at least {least}", least = Bytes(UNIT))]
     TooSmall {
-        /// What should be used.
+        /// The file, device or directory to use.
         path: PathBuf,
         /// Its room.
         room: Bytes,
@@ -78,7 +81,7 @@ pub enum NvmError {
     /// The system refused.
     #[error("cannot use {path} as a tier: {source}")]
     System {
-        /// What should be used.
+        /// The file, device or directory to use.
         path: PathBuf,
         /// Its reason.
         source: io::Error,
@@ -112,7 +115,7 @@ impl NvmBacking {
             _ => {}
         }
         let wanted = size.ok_or_else(|| NvmError::SizeMissing(path.to_owned()))?;
-        let bytes = whole_units(path, wanted, UNIT_BYTES)?;
+        let bytes = whole_units(path, wanted, UNIT)?;
         let flags = match kind {
             Some(_) => OFlags::TMPFILE,
             None => OFlags::CREATE | OFlags::EXCL,
@@ -140,6 +143,7 @@ impl NvmBacking {
             name: format!("nvm:{}", path.display()),
             file,
             bytes,
+            page: PageSize::Base,
         })
     }
 
@@ -168,17 +172,30 @@ impl NvmBacking {
             bytes: whole_units(path, wanted, DEVICE_UNIT_BYTES)?,
             name: format!("nvm:{}", path.display()),
             file,
+            page: PageSize::Base,
         })
     }
 
-    /// What an earlier process opened with [`NvmBacking::open`] and kept: same file, `bytes` and
-    /// `name`.
+    /// Backing that an earlier process opened with [`NvmBacking::open`] and kept: same file,
+    /// `bytes` and `name`.
     pub fn inherit(fd: OwnedFd, name: String, bytes: Bytes) -> NvmBacking {
         NvmBacking {
             file: File::from(fd),
             name,
-            bytes: bytes.0 / UNIT_BYTES * UNIT_BYTES,
+            bytes: bytes.0 / UNIT * UNIT,
+            page: PageSize::Base,
         }
+    }
+
+    /// Keeps copies of pages of this size, in whole units of 64 large pages.
+    pub fn of_pages(mut self, page: PageSize) -> NvmBacking {
+        self.page = page;
+        self.bytes = self.bytes / unit_bytes(page) * unit_bytes(page);
+        self
+    }
+
+    pub(super) fn page(&self) -> PageSize {
+        self.page
     }
 
     /// The name for reports.
@@ -191,10 +208,9 @@ impl NvmBacking {
         Bytes(self.bytes)
     }
 
-    /// True if the file is in a memory file system (tmpfs), so that it saves no memory. Worth a
-    /// warning.
+    /// True if its bytes lie in DRAM (tmpfs, zram), so that it saves no memory. Worth a warning.
     pub fn is_in_memory(&self) -> bool {
-        is_in_memory(&self.file)
+        dram::holds(&self.file)
     }
 
     pub(super) fn into_file(self) -> (File, String, u64) {

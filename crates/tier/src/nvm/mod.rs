@@ -2,7 +2,7 @@
 //! mapped, so a load is a copy by the thread that wants the page. There is no block I/O.
 //!
 //! ```text
-//! mapping:     | slot 0: 4 KiB | slot 1 | ...             slot n = the page at n * 4096
+//! mapping:     | slot 0: one page | slot 1 | ...          slot n = the n-th page
 //! slot table:  | superblock 4 KiB | bitmap, 1 bit a slot | checksums, 8 bytes a slot
 //! ```
 //! The slot table is a memfd that outlives the manager: 8.1 bytes a slot. A page's stamp is part of
@@ -22,20 +22,26 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use undercroft_base::{
-    Bytes, FailKind, LoadError, Loaded, PAGE_BYTES, Slot, Stamp, Store, StoreError, Tier, TierInfo,
-    TierKind, TierUsage, page_checksum,
+    BASE_PAGE_BYTES, Bytes, FailKind, LatencyClass, LoadError, Loaded, Nanos, PageKey, PageSize,
+    Slot, Stamp, Store, StoreError, Tier, TierFacts, TierInfo, TierUsage,
 };
 use undercroft_sys::mapping::SharedMemory;
-use undercroft_sys::nvm::{MappedAs, MappedFile};
+use undercroft_sys::nvm::{MappedAs, MappedFile, Unreachable};
 
 pub use backing::{NvmBacking, NvmError};
 use slots::{Slots, is_taken};
 
-/// The size is a multiple of this.
-pub(crate) const UNIT_BYTES: u64 = 1 << 20;
-/// What is written of a copy that is changed: the smallest pages of the PCM paper.
+/// The size is a multiple of this: of a word of the bitmap, and of 1 MiB.
+const fn unit_bytes(page: PageSize) -> u64 {
+    match page {
+        PageSize::Base => 1 << 20,
+        large => 64 * large.bytes() as u64,
+    }
+}
+/// Unit in which a changed copy is written: the smallest pages of the PCM paper.
 const SECTOR_BYTES: usize = 512;
-const UNIT_SLOTS: u64 = UNIT_BYTES / PAGE_BYTES as u64;
+/// Bytes of a copy that are compared at a time.
+const PART_BYTES: usize = 4096;
 /// Largest size: slot numbers stay far inside a page entry's room.
 const SIZE_MAX: u64 = 1 << 44;
 
@@ -43,9 +49,14 @@ const SIZE_MAX: u64 = 1 << 44;
 const MAGIC: u64 = u64::from_le_bytes(*b"UCNVMT\x01\x00");
 /// The version in it.
 pub const VERSION: u64 = MAGIC >> 48;
+/// A load copies a page from the mapping and verifies it. It is not measured: see `ram`.
+pub const FACTS: TierFacts = TierFacts {
+    updates_copies: true,
+    ..TierFacts::of("nvm", LatencyClass::Nvm, Nanos(1_000))
+};
 const MAGIC_WORD: usize = 0;
 const SLOTS_WORD: usize = 1;
-const PAGE_WORDS: usize = PAGE_BYTES / 8;
+const PAGE_WORDS: usize = BASE_PAGE_BYTES / 8;
 
 /// Why an nvm tier could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -70,41 +81,52 @@ pub struct NvmTier {
     table: SharedMemory,
     info: TierInfo,
     slot_count: u64,
+    key: PageKey,
     slots: Mutex<Slots>,
     taken: AtomicU64,
 }
 
 impl NvmTier {
-    /// Length of the slot table for a mapping of `size`.
-    pub fn table_bytes(size: Bytes) -> usize {
-        let slots = size.0 / UNIT_BYTES * UNIT_SLOTS;
+    /// Length of the slot table for this mapping.
+    pub fn table_bytes(backing: &NvmBacking) -> usize {
+        let slots = slots_of(backing);
         (checksums_word(slots) + slots as usize) * 8
     }
 
     /// A new, empty tier. `table`: all zeros, [`NvmTier::table_bytes`] long.
-    pub fn new(backing: NvmBacking, table: SharedMemory) -> Result<NvmTier, NvmTierError> {
+    pub fn new(
+        backing: NvmBacking,
+        table: SharedMemory,
+        key: &PageKey,
+    ) -> Result<NvmTier, NvmTierError> {
         let slots = checked_slots(&backing, &table)?;
         table.words()[SLOTS_WORD].store(slots, Relaxed);
         table.words()[MAGIC_WORD].store(MAGIC, Relaxed);
-        NvmTier::with_table(backing, table, slots)
+        NvmTier::with_table(backing, table, slots, key)
     }
 
     /// The tier that an earlier manager left: the same file ([`NvmBacking::inherit`]) and its slot
     /// table. The caller frees slots that no page entry names: see [`NvmTier::for_each_slot`].
-    pub fn recover(backing: NvmBacking, table: SharedMemory) -> Result<NvmTier, NvmTierError> {
+    pub fn recover(
+        backing: NvmBacking,
+        table: SharedMemory,
+        key: &PageKey,
+    ) -> Result<NvmTier, NvmTierError> {
         let slots = checked_slots(&backing, &table)?;
         let words = table.words();
         if words[MAGIC_WORD].load(Relaxed) != MAGIC || words[SLOTS_WORD].load(Relaxed) != slots {
             return Err(NvmTierError::NotASlotTable);
         }
-        NvmTier::with_table(backing, table, slots)
+        NvmTier::with_table(backing, table, slots, key)
     }
 
     fn with_table(
         backing: NvmBacking,
         table: SharedMemory,
         slot_count: u64,
+        key: &PageKey,
     ) -> Result<NvmTier, NvmTierError> {
+        let page = backing.page();
         let (file, name, bytes) = backing.into_file();
         let mapped = MappedFile::new(file, bytes as usize)
             .map_err(|error| NvmTierError::Map(name.clone(), error))?;
@@ -112,13 +134,15 @@ impl NvmTier {
         Ok(NvmTier {
             info: TierInfo {
                 name,
-                kind: TierKind::Nvm,
+                facts: &FACTS,
+                page,
                 emulated: mapped.mapped_as() != MappedAs::Sync,
                 capacity: Bytes(bytes),
             },
             taken: AtomicU64::new(slot_count - slots.free_slots()),
             slots: Mutex::new(slots),
             slot_count,
+            key: key.clone(),
             mapped,
             table,
         })
@@ -153,11 +177,21 @@ impl NvmTier {
     /// Writes the sectors of a page that are not as in its slot; neighbours together.
     fn write_changed(&self, slot: Slot, item: &Store<'_>) -> Result<Bytes, StoreError> {
         let failed = |_| StoreError::Failed(FailKind::Io);
-        let start = slot.0 as usize * PAGE_BYTES;
-        let mut old = [0; PAGE_BYTES];
-        self.mapped.load(start, &mut old).map_err(failed)?;
         self.checksum_of(slot.0).store(item.checksum, Relaxed);
-        let sectors = old.chunks(SECTOR_BYTES).zip(item.page.chunks(SECTOR_BYTES));
+        let mut written = 0;
+        for (at, part) in item.page.chunks(PART_BYTES).enumerate() {
+            let start = self.offset(slot) + at * PART_BYTES;
+            written += self.write_part(start, part).map_err(failed)?;
+        }
+        self.mapped.fence();
+        Ok(Bytes(written))
+    }
+
+    /// The same of a part of a page, which is at `start` of the mapping.
+    fn write_part(&self, start: usize, new: &[u8]) -> Result<u64, Unreachable> {
+        let mut old = [0; PART_BYTES];
+        self.mapped.load(start, &mut old)?;
+        let sectors = old.chunks(SECTOR_BYTES).zip(new.chunks(SECTOR_BYTES));
         let mut changed = sectors.map(|(old, new)| old != new).enumerate().peekable();
         let mut written = 0;
         while let Some((first, differs)) = changed.next() {
@@ -170,11 +204,14 @@ impl NvmTier {
             }
             let range = first * SECTOR_BYTES..end * SECTOR_BYTES;
             written += range.len() as u64;
-            let (at, bytes) = (start + range.start, &item.page[range]);
-            self.mapped.store(at, bytes).map_err(failed)?;
+            self.mapped.store(start + range.start, &new[range])?;
         }
-        self.mapped.fence();
-        Ok(Bytes(written))
+        Ok(written)
+    }
+
+    /// Where a slot's page is in the mapping.
+    fn offset(&self, slot: Slot) -> usize {
+        slot.0 as usize * self.info.page.bytes()
     }
 
     fn publish(&self, slots: &Slots) {
@@ -189,7 +226,7 @@ impl Tier for NvmTier {
     }
 
     fn usage(&self) -> TierUsage {
-        let bytes = Bytes(self.taken.load(Relaxed) * PAGE_BYTES as u64);
+        let bytes = Bytes(self.taken.load(Relaxed) * self.info.page.bytes() as u64);
         TierUsage {
             logical: bytes,
             stored: bytes,
@@ -209,7 +246,7 @@ impl Tier for NvmTier {
         for item in batch {
             assert_eq!(
                 item.page.len(),
-                PAGE_BYTES,
+                self.info.page.bytes(),
                 "a page to store is not one page"
             );
             let Some(&slot) = places.next() else {
@@ -217,7 +254,7 @@ impl Tier for NvmTier {
                 continue;
             };
             self.checksum_of(slot).store(item.checksum, Relaxed);
-            item.result = match self.mapped.store(slot as usize * PAGE_BYTES, item.page) {
+            item.result = match self.mapped.store(self.offset(Slot(slot)), item.page) {
                 Ok(()) => Ok(Slot(slot)),
                 Err(_) => {
                     refused.push(Slot(slot));
@@ -241,9 +278,9 @@ impl Tier for NvmTier {
     fn load(&self, slot: Slot, stamp: Stamp, dst: &mut [u8]) -> Result<Loaded, LoadError> {
         let kept = self.checksum(slot, stamp).ok_or(LoadError::Corrupt)?;
         self.mapped
-            .load(slot.0 as usize * PAGE_BYTES, dst)
+            .load(self.offset(slot), dst)
             .map_err(|_| LoadError::Failed(FailKind::Io))?;
-        if page_checksum(dst, stamp) == kept {
+        if self.key.checksum(dst, stamp) == kept {
             Ok(Loaded::Done)
         } else {
             Err(LoadError::Corrupt)
@@ -273,12 +310,18 @@ fn checked_slots(backing: &NvmBacking, table: &SharedMemory) -> Result<u64, NvmT
     if size.0 > SIZE_MAX {
         return Err(NvmTierError::TooLarge(size));
     }
-    let needed = NvmTier::table_bytes(size);
+    let needed = NvmTier::table_bytes(backing);
     if table.len() < needed {
         let (has, needed) = (table.len() as u64, needed as u64);
         return Err(NvmTierError::Table(Bytes(has), Bytes(needed)));
     }
-    Ok(size.0 / PAGE_BYTES as u64)
+    Ok(slots_of(backing))
+}
+
+fn slots_of(backing: &NvmBacking) -> u64 {
+    let (page, size) = (backing.page(), backing.bytes().0);
+    let unit = unit_bytes(page);
+    size / unit * (unit / page.bytes() as u64)
 }
 
 fn bitmap_of(table: &SharedMemory, slots: u64) -> &[AtomicU64] {

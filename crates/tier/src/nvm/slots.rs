@@ -71,7 +71,7 @@ pub(super) fn is_taken(bitmap: &[AtomicU64], slot: u64) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::contract::Pages;
+    use undercroft_model::contract::Pages;
 
     #[test]
     fn slots_are_given_out_in_turn_and_never_twice() {

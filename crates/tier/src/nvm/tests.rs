@@ -4,7 +4,7 @@
 use std::os::unix::fs::MetadataExt;
 
 use super::*;
-use crate::contract::{self, Page, Pages, Subject, store_all};
+use undercroft_model::contract::{self, Page, Pages, Subject, store_all};
 
 fn directories() -> Vec<tempfile::TempDir> {
     let places = ["/var/tmp", "/dev/shm"];
@@ -15,8 +15,8 @@ fn directories() -> Vec<tempfile::TempDir> {
 }
 
 fn tier_over(backing: NvmBacking) -> NvmTier {
-    let table = SharedMemory::create("test-slots", NvmTier::table_bytes(backing.bytes())).unwrap();
-    NvmTier::new(backing, table).unwrap()
+    let table = SharedMemory::create("test-slots", NvmTier::table_bytes(&backing)).unwrap();
+    NvmTier::new(backing, table, &PageKey::KNOWN).unwrap()
 }
 
 fn tier(path: &std::path::Path, bytes: u64) -> NvmTier {
@@ -105,7 +105,7 @@ fn nvm_whose_file_is_cut_short_has_io_errors_and_keeps_the_rest() {
         let failed = Err(StoreError::Failed(FailKind::Io));
         let more = pages(&mut Pages::new(76), 50);
         assert_eq!(store_all(&tier, &more), vec![failed; 50]);
-        assert_eq!(tier.usage().logical, Bytes(400 * PAGE_BYTES as u64));
+        assert_eq!(tier.usage().logical, Bytes(400 * BASE_PAGE_BYTES as u64));
         // Its old bytes do not come back with its length.
         other.set_len(2 << 20).unwrap();
         let loaded = subject.load(slots[300], kept[300].1);
@@ -127,7 +127,8 @@ fn nvm_is_recovered_with_its_pages() {
         NvmBacking::inherit(fd, "nvm:test".to_owned(), Bytes(1 << 20))
     };
     let table = std::os::fd::AsFd::as_fd(&old.table).try_clone_to_owned();
-    let new = NvmTier::recover(again(), SharedMemory::from_fd(table.unwrap()).unwrap()).unwrap();
+    let table = SharedMemory::from_fd(table.unwrap()).unwrap();
+    let new = NvmTier::recover(again(), table, &PageKey::KNOWN).unwrap();
     let mut found = Vec::new();
     new.for_each_slot(|slot| found.push(slot));
     assert_eq!(found, slots[10..]);
@@ -135,17 +136,56 @@ fn nvm_is_recovered_with_its_pages() {
     for (slot, (page, stamp)) in slots.iter().zip(&kept).skip(10) {
         assert!(*subject.load(*slot, *stamp).unwrap() == *page);
     }
-    assert_eq!(new.usage().logical, Bytes(190 * PAGE_BYTES as u64));
-    let empty = SharedMemory::create("empty", NvmTier::table_bytes(Bytes(1 << 20))).unwrap();
-    let refused = NvmTier::recover(again(), empty).err().unwrap();
+    assert_eq!(new.usage().logical, Bytes(190 * BASE_PAGE_BYTES as u64));
+    let empty = SharedMemory::create("empty", NvmTier::table_bytes(&again())).unwrap();
+    let refused = NvmTier::recover(again(), empty, &PageKey::KNOWN)
+        .err()
+        .unwrap();
     assert!(matches!(refused, NvmTierError::NotASlotTable), "{refused}");
+}
+
+#[test]
+fn large_pages_take_slots_of_their_size_and_are_recovered() {
+    let directory = &directories()[0];
+    let large = |backing: NvmBacking| backing.of_pages(PageSize::Large);
+    let backing = NvmBacking::open(directory.path(), Some(Bytes(200 << 20))).unwrap();
+    let old = tier_over(large(backing));
+    assert_eq!(old.info().capacity, Bytes(128 << 20), "a word of slots");
+    contract::few_pages(&subject(&old), 73, 200);
+    let mut page = vec![3; 2 << 20];
+    let store = |page: &[u8], stamp| {
+        let mut item = [store_of(page, stamp)];
+        old.store(&mut item);
+        item[0].result
+    };
+    let slots: Vec<_> = (0..64).map(|at| store(&page, Stamp(at)).unwrap()).collect();
+    assert_eq!(store(&page, Stamp(0)), Err(StoreError::Full));
+    old.free(&slots[1..]);
+    for at in [0, 4095, 4096, 1 << 20] {
+        page[at] = 9;
+    }
+    let written = old.update(slots[0], &store_of(&page, Stamp(5))).unwrap();
+    assert_eq!(written, Ok(Bytes(4 * 512)), "the sectors that differ");
+    let fd = old.mapped.file().try_clone().unwrap().into();
+    let backing = large(NvmBacking::inherit(
+        fd,
+        "nvm:test".to_owned(),
+        Bytes(200 << 20),
+    ));
+    let table = std::os::fd::AsFd::as_fd(&old.table).try_clone_to_owned();
+    let table = SharedMemory::from_fd(table.unwrap()).unwrap();
+    let new = NvmTier::recover(backing, table, &PageKey::KNOWN).unwrap();
+    let mut loaded = vec![0; 2 << 20];
+    assert_eq!(new.load(slots[0], Stamp(5), &mut loaded), Ok(Loaded::Done));
+    assert!(loaded == page);
+    assert_eq!(new.usage().logical, Bytes(2 << 20));
 }
 
 fn store_of<'a>(page: &'a [u8], stamp: Stamp) -> Store<'a> {
     Store {
         page,
         stamp,
-        checksum: page_checksum(page, stamp),
+        checksum: PageKey::KNOWN.checksum(page, stamp),
         result: Err(StoreError::Full),
     }
 }
@@ -159,7 +199,7 @@ fn nvm_copy_that_is_changed_in_place_has_the_new_bytes_and_writes_what_differs()
         let mut random = Pages::new(7);
         let old = pages(&mut random, 3);
         let slots = stored(&tier, &old);
-        let mut dst = [0; PAGE_BYTES];
+        let mut dst = [0; BASE_PAGE_BYTES];
         for (round, changed) in [
             vec![],
             vec![0],
@@ -205,7 +245,7 @@ fn tier_stamp(round: usize) -> Stamp {
     }
 }
 
-/// What a change in place costs the processor, against a whole store: for docs/design/0032.
+/// Cost of a change in place to the processor, against a whole store: for docs/design/0032.
 #[test]
 #[ignore = "measures; run by hand with --release --nocapture"]
 fn nvm_update_costs() {

@@ -6,13 +6,13 @@
 //! memfd costs nothing. So blocks of any number of pages need no buddy allocator, and large objects
 //! need no large blocks.
 
-use undercroft_base::PAGE_BYTES;
+use undercroft_base::BASE_PAGE_BYTES;
 
 /// Address space of one block. The fragmentation of other sizes: docs/design/0006. The test
 /// `heap_fragmentation_*` measures it.
 pub(super) const BLOCK_BYTES: usize = 32 * 1024;
 /// Pages a block may use.
-const BLOCK_PAGES: usize = BLOCK_BYTES / PAGE_BYTES;
+const BLOCK_PAGES: usize = BLOCK_BYTES / BASE_PAGE_BYTES;
 /// Objects start at multiples of this, so a slot is an offset divided by it.
 pub(super) const ALIGN_BYTES: usize = 16;
 /// The largest object, header included. A page that needs more is incompressible.
@@ -22,7 +22,7 @@ pub(super) const BLOCK_OBJECTS_MAX: usize = 256;
 /// How many classes there are.
 pub(super) const CLASS_COUNT: usize = count();
 
-/// One size class.
+/// A size class.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Class {
     /// Size of each object.
@@ -36,7 +36,7 @@ pub(super) struct Class {
 impl Class {
     /// Memory that a block uses when its pages are touched.
     pub(super) fn held_bytes(&self) -> u64 {
-        u64::from(self.pages) * PAGE_BYTES as u64
+        u64::from(self.pages) * BASE_PAGE_BYTES as u64
     }
 }
 
@@ -104,7 +104,8 @@ const fn fit(object_bytes: usize) -> Class {
     let mut pages = 1;
     while pages <= BLOCK_PAGES {
         let objects = objects_in(pages, object_bytes);
-        let waste = (pages * PAGE_BYTES - objects * object_bytes) * 4096 / (pages * PAGE_BYTES);
+        let waste =
+            (pages * BASE_PAGE_BYTES - objects * object_bytes) * 4096 / (pages * BASE_PAGE_BYTES);
         if waste < best_waste {
             best = pages;
             best_waste = waste;
@@ -122,7 +123,7 @@ const fn fit(object_bytes: usize) -> Class {
 }
 
 const fn objects_in(pages: usize, object_bytes: usize) -> usize {
-    let objects = pages * PAGE_BYTES / object_bytes;
+    let objects = pages * BASE_PAGE_BYTES / object_bytes;
     if objects > BLOCK_OBJECTS_MAX {
         BLOCK_OBJECTS_MAX
     } else {

@@ -5,7 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use lz4_flex::block::{CompressTable, compress_into_with_table, get_maximum_output_size};
-use undercroft_base::PAGE_BYTES;
+use undercroft_base::BASE_PAGE_BYTES;
 
 /// How new copies are compressed. Each copy says how, so a pool reads copies of another setting.
 ///
@@ -25,7 +25,7 @@ pub enum Compressor {
 pub(crate) const COMPRESSOR_NAMES: &str = "lz4, zstd";
 const ZSTD_LEVEL: i32 = 1;
 /// Room for the output of one page, for any compressor.
-const OUTPUT_BYTES: usize = 2 * PAGE_BYTES;
+const OUTPUT_BYTES: usize = 2 * BASE_PAGE_BYTES;
 
 /// There is no such compressor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -76,14 +76,16 @@ impl FromStr for Compressor {
 /// allocating.
 pub(super) struct Scratch {
     table: CompressTable,
-    zstd: Option<ZstdContexts>,
+    pub(super) zstd: Option<ZstdContexts>,
     /// Objects of the batch in hand, one after another, with room for one more page.
     pub(super) objects: Vec<u8>,
-    /// One object copied out of the pool, so that its bytes do not change under the decompressor.
-    pub(super) object: [u8; PAGE_BYTES],
+    /// An object copied out of the pool, so that its bytes do not change under the decompressor.
+    pub(super) object: [u8; BASE_PAGE_BYTES],
+    /// A large page, compressed. It grows when the first is stored or loaded.
+    pub(super) large: Vec<u8>,
 }
 
-struct ZstdContexts {
+pub(super) struct ZstdContexts {
     compress: zstd::bulk::Compressor<'static>,
     decompress: zstd::bulk::Decompressor<'static>,
 }
@@ -93,7 +95,8 @@ thread_local! {
         table: CompressTable::small(),
         zstd: None,
         objects: Vec::new(),
-        object: [0; PAGE_BYTES],
+        object: [0; BASE_PAGE_BYTES],
+        large: Vec::new(),
     });
 }
 
@@ -105,8 +108,8 @@ pub(super) fn with_scratch<T>(work: impl FnOnce(&mut Scratch) -> T) -> T {
 impl Scratch {
     /// Makes room for a batch of `pages` and for `compressor`'s contexts, if there is none yet.
     pub(super) fn reserve(&mut self, compressor: Compressor, pages: usize) {
-        let bytes = pages * PAGE_BYTES + OUTPUT_BYTES;
-        debug_assert!(get_maximum_output_size(PAGE_BYTES) <= OUTPUT_BYTES);
+        let bytes = pages * BASE_PAGE_BYTES + OUTPUT_BYTES;
+        debug_assert!(get_maximum_output_size(BASE_PAGE_BYTES) <= OUTPUT_BYTES);
         if self.objects.len() < bytes {
             self.objects.resize(bytes, 0);
         }
@@ -133,28 +136,52 @@ impl Scratch {
         }
     }
 
-    /// Decompresses the first `bytes` of `object` into the page `dst`. False if they are not one
-    /// page. Any input is safe: both decoders check every length against both buffers.
+    /// Compresses a page to `large`, as [`Scratch::compress`].
+    pub(super) fn compress_large(&mut self, compressor: Compressor, page: &[u8]) -> Option<usize> {
+        let output =
+            get_maximum_output_size(page.len()).max(zstd::zstd_safe::compress_bound(page.len()));
+        self.large.resize(output, 0);
+        match compressor {
+            Compressor::Lz4 => lz4_flex::block::compress_into(page, &mut self.large).ok(),
+            Compressor::Zstd => {
+                let zstd = self.zstd.as_mut()?;
+                zstd.compress
+                    .compress_to_buffer(page, &mut self.large[..])
+                    .ok()
+            }
+        }
+    }
+
+    /// Decompresses the first `bytes` of `object` into the page `dst`, as [`decompress`].
     pub(super) fn decompress(
         &mut self,
         compressor: Compressor,
         bytes: usize,
         dst: &mut [u8],
     ) -> bool {
-        let object = &self.object[..bytes];
-        let written = match compressor {
-            Compressor::Lz4 => lz4_flex::block::decompress_into(object, dst).ok(),
-            Compressor::Zstd => {
-                if self.zstd.is_none() {
-                    self.zstd = ZstdContexts::new();
-                }
-                self.zstd
-                    .as_mut()
-                    .and_then(|zstd| zstd.decompress.decompress_to_buffer(object, dst).ok())
-            }
-        };
-        written == Some(dst.len())
+        decompress(&mut self.zstd, compressor, &self.object[..bytes], dst)
     }
+}
+
+/// Decompresses `object` into the page `dst`. False if it is not one page. Any input is safe: both
+/// decoders check every length against both buffers.
+pub(super) fn decompress(
+    zstd: &mut Option<ZstdContexts>,
+    compressor: Compressor,
+    object: &[u8],
+    dst: &mut [u8],
+) -> bool {
+    let written = match compressor {
+        Compressor::Lz4 => lz4_flex::block::decompress_into(object, dst).ok(),
+        Compressor::Zstd => {
+            if zstd.is_none() {
+                *zstd = ZstdContexts::new();
+            }
+            zstd.as_mut()
+                .and_then(|zstd| zstd.decompress.decompress_to_buffer(object, dst).ok())
+        }
+    };
+    written == Some(dst.len())
 }
 
 impl ZstdContexts {

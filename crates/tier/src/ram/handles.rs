@@ -14,6 +14,10 @@ const FREE: u32 = 1 << 31;
 /// Offsets in units of the alignment are below this.
 pub(super) const LOCATION_LIMIT: u64 = FREE as u64;
 
+/// Most slots of one pool: an object of it has 200 bytes or more on average. So slots of all shards
+/// are numbers that a page entry can hold.
+pub(super) const SHARD_SLOTS_MAX: u32 = 1 << 27;
+
 /// The table's words.
 #[derive(Clone, Copy)]
 pub(super) struct Table<'a>(pub(super) &'a [AtomicU64]);

@@ -39,7 +39,7 @@ const EMPTY_SHARE: u64 = 16;
 
 /// An object's place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct ObjectPlace {
     pub(super) block: u32,
     pub(super) class: u8,
     pub(super) index: u16,
@@ -231,7 +231,7 @@ impl Heap {
     }
 
     /// Frees a place that was never used. A block that becomes empty stays in its list.
-    pub(super) fn cancel(&mut self, directory: Directory<'_>, place: Place) {
+    pub(super) fn cancel(&mut self, directory: Directory<'_>, place: ObjectPlace) {
         let Some((class, live)) = directory.state(place.block) else {
             return;
         };
@@ -246,7 +246,7 @@ impl Heap {
 
     /// A place for one object of `class`. `None` if that needs memory beyond the capacity. Cost:
     /// O(1).
-    pub(super) fn alloc(&mut self, directory: Directory<'_>, class: usize) -> Option<Place> {
+    pub(super) fn alloc(&mut self, directory: Directory<'_>, class: usize) -> Option<ObjectPlace> {
         let (block, class) = self
             .partial_from(class, CLASSES_ABOVE)
             .or_else(|| Some((self.new_block(directory, class)?, class)))
@@ -254,7 +254,12 @@ impl Heap {
         self.take_in(directory, block, class)
     }
 
-    fn take_in(&mut self, directory: Directory<'_>, block: u32, class: usize) -> Option<Place> {
+    fn take_in(
+        &mut self,
+        directory: Directory<'_>,
+        block: u32,
+        class: usize,
+    ) -> Option<ObjectPlace> {
         let objects = CLASSES[class].objects;
         let (_, live) = directory.state(block)?;
         let index = directory.take_first(block, objects)?;
@@ -264,7 +269,7 @@ impl Heap {
         if live == 0 {
             self.empty_bytes -= CLASSES[class].held_bytes();
         }
-        Some(Place {
+        Some(ObjectPlace {
             block,
             class: class as u8,
             index,
@@ -335,7 +340,7 @@ impl Heap {
     pub(super) fn evacuate(
         &mut self,
         directory: Directory<'_>,
-        mut moved: impl FnMut(Place, Place) -> bool,
+        mut moved: impl FnMut(ObjectPlace, ObjectPlace) -> bool,
     ) -> Option<Emptied> {
         let (block, class) = (0..CLASS_COUNT).find_map(|step| {
             let class = (self.next_class + step) % CLASS_COUNT;
@@ -350,7 +355,7 @@ impl Heap {
             if !directory.is_live(block, index) {
                 continue;
             }
-            let from = Place {
+            let from = ObjectPlace {
                 block,
                 class: class as u8,
                 index,
@@ -501,8 +506,8 @@ impl Heap {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::contract::Pages;
     use crate::ram::classes::class_of;
+    use undercroft_model::contract::Pages;
 
     fn directory_words(blocks: u32) -> Vec<AtomicU64> {
         (0..blocks as usize * DIRECTORY_WORDS)
@@ -524,7 +529,7 @@ mod tests {
         heap: Heap,
         directory: Directory<'a>,
         /// Objects with their bytes.
-        live: Vec<(Place, usize)>,
+        live: Vec<(ObjectPlace, usize)>,
         bytes: u64,
     }
 
@@ -549,7 +554,7 @@ mod tests {
         fn compact(&mut self) {
             loop {
                 let live = &mut self.live;
-                let moved = |from: Place, to: Place| {
+                let moved = |from: ObjectPlace, to: ObjectPlace| {
                     assert_eq!(from.class, to.class);
                     let object = live.iter_mut().find(|(place, _)| *place == from);
                     object.expect("only live objects move").0 = to;

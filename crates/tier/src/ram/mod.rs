@@ -13,6 +13,8 @@
 //! compacts: it moves the objects of a sparse block to others ([`RamPool::compact`]). A load that
 //! races with a move does not verify. It sees that the object has moved, and tries again.
 //!
+//! Copies of large pages are several objects: `large.rs`.
+//!
 //! If a slot is freed and reused while it is read, the copy does not verify. Bytes are copied out
 //! of the shared memory before anything interprets them.
 
@@ -20,6 +22,8 @@ mod classes;
 mod compressor;
 mod handles;
 mod heap;
+mod large;
+mod shards;
 #[cfg(test)]
 mod tests;
 
@@ -27,16 +31,17 @@ use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, fence};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use undercroft_base::{
-    Bytes, LoadError, Loaded, PAGE_BYTES, Slot, Stamp, Store, StoreError, Tier, TierInfo, TierKind,
-    TierUsage, page_checksum,
+    BASE_PAGE_BYTES, Bytes, LatencyClass, LoadError, Loaded, Nanos, PageKey, PageSize, Slot, Stamp,
+    Store, StoreError, Tier, TierFacts, TierInfo, TierUsage,
 };
 use undercroft_sys::mapping::SharedMemory;
 
 use classes::{ALIGN_BYTES, BLOCK_BYTES, CLASSES, OBJECT_BYTES_MAX, class_of};
 pub use compressor::{Compressor, UnknownCompressor};
 use compressor::{Scratch, with_scratch};
-use handles::{Handles, LOCATION_LIMIT, Table};
-use heap::{DIRECTORY_BYTES, Directory, Emptied, Heap, Place};
+use handles::{Handles, LOCATION_LIMIT, SHARD_SLOTS_MAX, Table};
+use heap::{DIRECTORY_BYTES, Directory, Emptied, Heap, ObjectPlace};
+pub use shards::Shards;
 
 /// Bytes before the compressed ones.
 const HEADER_BYTES: usize = 16;
@@ -49,10 +54,17 @@ const EMPTIED_BATCH: usize = 32;
 const MAGIC: u64 = u64::from_le_bytes(*b"UCPOOL\x01\x00");
 /// The version in it.
 pub const VERSION: u64 = MAGIC >> 48;
+/// A load decompresses a page. It is not measured: two readings of the clock would cost a tenth.
+pub const FACTS: TierFacts = TierFacts {
+    charged_to_limit: true,
+    ..TierFacts::of("ram", LatencyClass::Memory, Nanos(3_000))
+};
 /// Superblock words.
 const MAGIC_WORD: usize = 0;
 const USED_WORD: usize = 1;
 const HANDLES_WORD: usize = 2;
+/// Base pages of a copy's page; 0 = 1.
+const SIZE_WORD: usize = 3;
 /// Bytes of one slot in the table. Each block has as many slots as any block can have objects.
 const HANDLE_BYTES: u64 = 4;
 const HANDLES_PER_BLOCK: usize = handles_per_block();
@@ -71,13 +83,16 @@ pub enum RamPoolError {
         max = Bytes(RESERVE_MAX)
     )]
     Reserve(Bytes),
+    /// A part of the memory could not be mapped.
+    #[error("memory for a part of the RAM pool: {0}")]
+    Memory(#[source] std::io::Error),
     /// `recover` found no pool of this version.
     #[error("the shared memory holds no RAM pool of this version")]
     NotAPool,
 }
 
-/// Slot table entries are offsets in units of 16 bytes. That limits the pool to 32 GiB of address
-/// space, about 25 GiB of objects.
+/// Slot table entries are offsets in units of 16 bytes. That limits one pool to 32 GiB of address
+/// space, about 25 GiB of objects. A larger one is several: [`Shards`].
 const RESERVE_MAX: u64 = LOCATION_LIMIT * ALIGN_BYTES as u64;
 
 /// The compressed RAM tier.
@@ -85,15 +100,16 @@ pub struct RamPool {
     memory: SharedMemory,
     info: TierInfo,
     compressor: Compressor,
-    places: Mutex<Places>,
+    key: PageKey,
+    places: Mutex<Guarded>,
     layout: Layout,
     logical: AtomicU64,
     stored: AtomicU64,
     held: AtomicU64,
 }
 
-/// What the lock guards.
-struct Places {
+/// State that the lock guards.
+struct Guarded {
     heap: Heap,
     handles: Handles,
     /// Batches that have places, but whose bytes are still being copied: nothing may move
@@ -146,10 +162,13 @@ impl RamPool {
     /// Address space in which `capacity` bytes of memory surely fit (blocks use 1 to 8 of their 8
     /// pages), or the most that a pool can use. It costs nothing until it is used.
     pub const fn reserve_for(capacity: Bytes) -> Bytes {
-        let blocks = capacity.0.div_ceil(PAGE_BYTES as u64) + 2;
+        let blocks = capacity.0.div_ceil(BASE_PAGE_BYTES as u64) + 2;
         let per_block = BLOCK_BYTES as u64 + DIRECTORY_BYTES + 4 * HANDLES_PER_BLOCK as u64;
-        let bytes = (blocks.saturating_mul(per_block) + 4 * BLOCK_BYTES as u64)
-            .next_multiple_of(PAGE_BYTES as u64);
+        let bytes = blocks
+            .saturating_mul(per_block)
+            .saturating_add(4 * BLOCK_BYTES as u64);
+        let bytes = bytes.saturating_add(BASE_PAGE_BYTES as u64 - 1) / BASE_PAGE_BYTES as u64
+            * BASE_PAGE_BYTES as u64;
         Bytes(if bytes < RESERVE_MAX {
             bytes
         } else {
@@ -164,17 +183,17 @@ impl RamPool {
         memory: SharedMemory,
         compressor: Compressor,
         capacity: Bytes,
+        key: &PageKey,
     ) -> Result<RamPool, RamPoolError> {
         let layout = Layout::of(memory.len())?;
         memory.words()[MAGIC_WORD].store(MAGIC, Relaxed);
-        let places = Places {
+        let places = Guarded {
             heap: Heap::new(layout.blocks, heap_capacity(capacity)),
             handles: Handles::new(layout.handles()),
             storing: 0,
         };
-        Ok(RamPool::with_places(
-            memory, compressor, capacity, places, layout,
-        ))
+        let of = (compressor, capacity, key);
+        Ok(RamPool::with_places(memory, of, places, layout))
     }
 
     /// The pool that an earlier manager left in `memory`, with every object in it. Places without a
@@ -185,6 +204,7 @@ impl RamPool {
         memory: SharedMemory,
         compressor: Compressor,
         capacity: Bytes,
+        key: &PageKey,
     ) -> Result<RamPool, RamPoolError> {
         let layout = Layout::of(memory.len())?;
         let word = |at: usize| memory.words()[at].load(Relaxed);
@@ -194,7 +214,7 @@ impl RamPool {
         let used = |at| u32::try_from(word(at)).unwrap_or(u32::MAX);
         let handles_used = used(HANDLES_WORD).min(layout.handles());
         let directory = layout.directory(&memory);
-        let places = Places {
+        let places = Guarded {
             heap: Heap::recover(
                 directory,
                 layout.blocks,
@@ -205,32 +225,39 @@ impl RamPool {
             handles: Handles::new(layout.handles()),
             storing: 0,
         };
-        let pool = RamPool::with_places(memory, compressor, capacity, places, layout);
+        let size = word(SIZE_WORD);
+        let of = (compressor, capacity, key);
+        let mut pool = RamPool::with_places(memory, of, places, layout);
         pool.match_slots(handles_used);
+        if size == PageSize::Large.base_pages() {
+            pool.info.page = PageSize::Large;
+            pool.drop_strays();
+        }
         Ok(pool)
     }
 
     fn with_places(
         memory: SharedMemory,
-        compressor: Compressor,
-        capacity: Bytes,
-        places: Places,
+        (compressor, capacity, key): (Compressor, Bytes, &PageKey),
+        places: Guarded,
         layout: Layout,
     ) -> RamPool {
         let pool = RamPool {
             info: TierInfo {
                 name: "ram".to_owned(),
-                kind: TierKind::Ram,
+                facts: &FACTS,
+                page: PageSize::Base,
                 emulated: false,
                 capacity,
             },
             memory,
             compressor,
+            key: key.clone(),
             places: Mutex::new(places),
             layout,
             logical: AtomicU64::new(0),
             stored: AtomicU64::new(0),
-            held: AtomicU64::new(PAGE_BYTES as u64),
+            held: AtomicU64::new(BASE_PAGE_BYTES as u64),
         };
         pool.held.store(pool.lock().held(), Relaxed);
         pool
@@ -256,7 +283,7 @@ impl RamPool {
                 });
                 if let Some(header) = header {
                     taken[header.handle as usize] = true;
-                    logical += PAGE_BYTES as u64;
+                    logical += BASE_PAGE_BYTES as u64;
                     stored += u64::from(header.length);
                 } else if let Some(emptied) = places.heap.free(directory, block, index) {
                     places.heap.reclaim(directory, emptied);
@@ -332,9 +359,9 @@ impl RamPool {
 
     /// Under the lock: copies an object and points its slot at the copy. False if its header does
     /// not name its slot (flipped bits). It then stays, and a load will find it corrupt.
-    fn move_object(&self, from: Place, to: Place) -> bool {
+    fn move_object(&self, from: ObjectPlace, to: ObjectPlace) -> bool {
         let bytes = CLASSES[usize::from(from.class)].object_bytes as usize;
-        let location = |place: Place| {
+        let location = |place: ObjectPlace| {
             self.layout
                 .location(place.block, place.class.into(), place.index)
         };
@@ -353,14 +380,13 @@ impl RamPool {
 
     /// Calls `visit` with every slot that is in use. For takeover: no thread may store or free
     /// meanwhile.
-    pub fn for_each_slot(&self, mut visit: impl FnMut(Slot)) {
+    pub fn for_each_slot(&self, visit: impl FnMut(Slot)) {
         let used = self.lock().handles.used();
-        for slot in (0..u64::from(used)).filter(|&slot| self.table().location(slot).is_some()) {
-            visit(Slot(slot));
-        }
+        let slots = (0..u64::from(used)).map(Slot);
+        slots.filter(|slot| self.is_copy(*slot)).for_each(visit);
     }
 
-    fn lock(&self) -> MutexGuard<'_, Places> {
+    fn lock(&self) -> MutexGuard<'_, Guarded> {
         // A panic under this lock comes from a check in `free`, before anything was changed.
         self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -374,7 +400,7 @@ impl RamPool {
         Table(&self.memory.words()[start..start + self.layout.handles() as usize / 2])
     }
 
-    fn publish(&self, places: &Places) {
+    fn publish(&self, places: &Guarded) {
         let words = self.memory.words();
         words[USED_WORD].store(u64::from(places.heap.used()), Relaxed);
         words[HANDLES_WORD].store(u64::from(places.handles.used()), Relaxed);
@@ -416,7 +442,7 @@ impl RamPool {
                 .bytes_out(offset_of(location) + HEADER_BYTES, object);
             scratch.decompress(compressor, bytes, dst)
         });
-        (whole && page_checksum(dst, stamp) == header.checksum).then_some(())
+        (whole && self.key.checksum(dst, stamp) == header.checksum).then_some(())
     }
 
     fn store_batch(&self, batch: &mut [Store<'_>], scratch: &mut Scratch) {
@@ -425,11 +451,6 @@ impl RamPool {
         let mut objects = [(0usize, 0usize); BATCH_PAGES];
         let mut at = 0;
         for (item, object) in batch.iter_mut().zip(&mut objects) {
-            assert_eq!(
-                item.page.len(),
-                PAGE_BYTES,
-                "a page to store is not one page"
-            );
             let length = scratch.compress(self.compressor, item.page, at + HEADER_BYTES);
             let Some(length) = length.filter(|length| HEADER_BYTES + length <= OBJECT_BYTES_MAX)
             else {
@@ -464,7 +485,7 @@ impl RamPool {
                 if let Some(location) = self.table().location(slot.0) {
                     self.memory.bytes_in(offset_of(location), object);
                 }
-                logical += PAGE_BYTES as u64;
+                logical += BASE_PAGE_BYTES as u64;
                 stored += (bytes - HEADER_BYTES) as u64;
             }
         }
@@ -484,26 +505,12 @@ impl RamPool {
     /// freeing memory may help.
     fn place_objects(&self, batch: &mut [Store<'_>], objects: &[(usize, usize)]) -> bool {
         let mut refused = false;
-        let (directory, table) = (self.directory(), self.table());
         let mut places = self.lock();
         for (item, &(_, bytes)) in batch.iter_mut().zip(objects) {
             if bytes == 0 || item.result.is_ok() {
                 continue;
             }
-            let slot = class_of(bytes).and_then(|class| {
-                let place = places.heap.alloc(directory, class)?;
-                let location = self
-                    .layout
-                    .location(place.block, place.class.into(), place.index);
-                let Places { heap, handles, .. } = &mut *places;
-                let slot = handles.alloc(table, location, || heap.charge(HANDLE_BYTES));
-                if slot.is_none() {
-                    // The place is empty memory and counted already. `take_empty` finds the block
-                    // if it is empty.
-                    heap.cancel(directory, place);
-                }
-                slot
-            });
+            let slot = class_of(bytes).and_then(|class| self.take_place(&mut places, class));
             item.result = match slot {
                 Some(slot) => Ok(Slot(slot.into())),
                 None => {
@@ -514,6 +521,61 @@ impl RamPool {
         }
         self.publish(&places);
         refused && places.heap.has_empty()
+    }
+
+    /// A place for an object, and its slot.
+    fn take_place(&self, places: &mut Guarded, class: usize) -> Option<u32> {
+        let (directory, table) = (self.directory(), self.table());
+        let place = places.heap.alloc(directory, class)?;
+        let location = self
+            .layout
+            .location(place.block, place.class.into(), place.index);
+        let Guarded { heap, handles, .. } = places;
+        let slot = handles.alloc(table, location, || heap.charge(HANDLE_BYTES));
+        if slot.is_none() {
+            // The place is empty memory and counted already. `take_empty` finds the block if it is
+            // empty.
+            heap.cancel(directory, place);
+        }
+        slot
+    }
+
+    /// Frees objects, which counts as fewer stored bytes.
+    fn free_objects(&self, slots: &[Slot]) {
+        for slots in slots.chunks(EMPTIED_BATCH) {
+            // Headers are likely out of cache, so they are read before the lock as well. What
+            // counts is read under it: an object that is moved has no length for a moment.
+            for &slot in slots {
+                std::hint::black_box(self.object_bytes(slot));
+            }
+            let mut stored = 0;
+            let mut emptied = [Emptied::default(); EMPTIED_BATCH];
+            let mut count = 0;
+            {
+                let (directory, table) = (self.directory(), self.table());
+                let mut places = self.lock();
+                for &slot in slots {
+                    let location = table
+                        .location(slot.0)
+                        .unwrap_or_else(|| panic!("{slot:?} of the RAM pool is free already"));
+                    stored += self.object_bytes(slot);
+                    let (block, index) = self.layout.place(directory, location);
+                    places.handles.free(table, slot.0 as u32);
+                    if let Some(block) = places.heap.free(directory, block, index) {
+                        emptied[count] = block;
+                        count += 1;
+                    }
+                }
+                while count < EMPTIED_BATCH
+                    && let Some(block) = places.heap.take_surplus(directory)
+                {
+                    emptied[count] = block;
+                    count += 1;
+                }
+            }
+            subtract(&self.stored, stored);
+            self.give_back(&mut emptied[..count]);
+        }
     }
 
     /// Frees the memory of emptied blocks, then returns the blocks to the heap.
@@ -575,7 +637,16 @@ impl Tier for RamPool {
     fn store(&self, batch: &mut [Store<'_>]) {
         with_scratch(|scratch| {
             for item in batch.iter_mut() {
+                assert_eq!(
+                    item.page.len(),
+                    self.info.page.bytes(),
+                    "a page to store is not one page"
+                );
                 item.result = Err(StoreError::Full);
+            }
+            if self.info.page != PageSize::Base {
+                let items = batch.iter_mut();
+                return items.for_each(|item| self.store_large(item, scratch));
             }
             for part in batch.chunks_mut(BATCH_PAGES) {
                 self.store_batch(part, scratch);
@@ -590,7 +661,11 @@ impl Tier for RamPool {
             if location.is_none() || location == tried {
                 return Err(LoadError::Corrupt);
             }
-            if self.load_once(slot, stamp, dst).is_some() {
+            let loaded = match self.info.page {
+                PageSize::Base => self.load_once(slot, stamp, dst),
+                PageSize::Large => self.load_large(slot, stamp, dst),
+            };
+            if loaded.is_some() {
                 return Ok(Loaded::Done);
             }
             tried = location; // If it was moved while it was read, it is elsewhere now.
@@ -609,35 +684,12 @@ impl Tier for RamPool {
     }
 
     fn free(&self, slots: &[Slot]) {
-        for slots in slots.chunks(EMPTIED_BATCH) {
-            // Headers are likely out of cache: read them before the lock is taken.
-            let stored: u64 = slots.iter().map(|&slot| self.object_bytes(slot)).sum();
-            let mut emptied = [Emptied::default(); EMPTIED_BATCH];
-            let mut count = 0;
-            {
-                let (directory, table) = (self.directory(), self.table());
-                let mut places = self.lock();
-                for &slot in slots {
-                    let location = table
-                        .location(slot.0)
-                        .unwrap_or_else(|| panic!("{slot:?} of the RAM pool is free already"));
-                    let (block, index) = self.layout.place(directory, location);
-                    places.handles.free(table, slot.0 as u32);
-                    if let Some(block) = places.heap.free(directory, block, index) {
-                        emptied[count] = block;
-                        count += 1;
-                    }
-                }
-                while count < EMPTIED_BATCH
-                    && let Some(block) = places.heap.take_surplus(directory)
-                {
-                    emptied[count] = block;
-                    count += 1;
-                }
+        match self.info.page {
+            PageSize::Base => {
+                self.free_objects(slots);
+                subtract(&self.logical, (slots.len() * BASE_PAGE_BYTES) as u64);
             }
-            subtract(&self.logical, (slots.len() * PAGE_BYTES) as u64);
-            subtract(&self.stored, stored);
-            self.give_back(&mut emptied[..count]);
+            PageSize::Large => slots.iter().for_each(|slot| self.free_large(*slot)),
         }
     }
 }
@@ -647,10 +699,10 @@ fn subtract(count: &AtomicU64, by: u64) {
     let _ = count.fetch_update(Relaxed, Relaxed, |now| Some(now.saturating_sub(by)));
 }
 
-impl Places {
+impl Guarded {
     /// Bytes of all memory in use.
     fn held(&self) -> u64 {
-        self.heap.held() + PAGE_BYTES as u64
+        self.heap.held() + BASE_PAGE_BYTES as u64
     }
 }
 
@@ -658,14 +710,14 @@ impl Layout {
     /// How `bytes` of address space are divided.
     fn of(bytes: usize) -> Result<Layout, RamPoolError> {
         let error = || RamPoolError::Reserve(Bytes(bytes as u64));
-        let room = bytes.saturating_sub(2 * PAGE_BYTES + 2 * BLOCK_BYTES);
+        let room = bytes.saturating_sub(2 * BASE_PAGE_BYTES + 2 * BLOCK_BYTES);
         let per_block = BLOCK_BYTES + DIRECTORY_BYTES as usize + 4 * HANDLES_PER_BLOCK;
         let blocks = room / per_block;
         if blocks == 0 || bytes as u64 > RESERVE_MAX {
             return Err(error());
         }
-        let directory_end = PAGE_BYTES + blocks * DIRECTORY_BYTES as usize;
-        let handles_offset = directory_end.next_multiple_of(PAGE_BYTES);
+        let directory_end = BASE_PAGE_BYTES + blocks * DIRECTORY_BYTES as usize;
+        let handles_offset = directory_end.next_multiple_of(BASE_PAGE_BYTES);
         let handles_end = handles_offset + blocks * HANDLES_PER_BLOCK * 4;
         Ok(Layout {
             blocks: u32::try_from(blocks).map_err(|_| error())?,
@@ -675,11 +727,11 @@ impl Layout {
     }
 
     fn handles(&self) -> u32 {
-        self.blocks * HANDLES_PER_BLOCK as u32
+        (self.blocks * HANDLES_PER_BLOCK as u32).min(SHARD_SLOTS_MAX)
     }
 
     fn directory<'a>(&self, memory: &'a SharedMemory) -> Directory<'a> {
-        Directory(&memory.words()[PAGE_BYTES / 8..self.handles_offset / 8])
+        Directory(&memory.words()[BASE_PAGE_BYTES / 8..self.handles_offset / 8])
     }
 
     fn location(&self, block: u32, class: usize, index: u16) -> u32 {
@@ -722,5 +774,5 @@ const fn handles_per_block() -> usize {
 
 /// The heap's part of `capacity`: it does not know of the superblock.
 fn heap_capacity(capacity: Bytes) -> u64 {
-    capacity.0.saturating_sub(PAGE_BYTES as u64)
+    capacity.0.saturating_sub(BASE_PAGE_BYTES as u64)
 }

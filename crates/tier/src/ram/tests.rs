@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 
 use super::*;
-use crate::contract::{self, Page, Pages, Subject, store_all};
+use undercroft_model::contract::{self, Page, Pages, Subject, store_all};
 
 fn again(memory: &SharedMemory) -> SharedMemory {
     SharedMemory::from_fd(memory.as_fd().try_clone_to_owned().unwrap()).unwrap()
@@ -12,7 +12,7 @@ fn again(memory: &SharedMemory) -> SharedMemory {
 fn pool(compressor: Compressor, capacity: u64) -> RamPool {
     let reserve = RamPool::reserve_for(Bytes(capacity)).0 as usize;
     let memory = SharedMemory::create("test-pool", reserve).unwrap();
-    RamPool::new(memory, compressor, Bytes(capacity)).unwrap()
+    RamPool::new(memory, compressor, Bytes(capacity), &PageKey::KNOWN).unwrap()
 }
 
 fn subject<'a>(pool: &'a RamPool, idle_work: &'a (dyn Fn() + Sync)) -> Subject<'a> {
@@ -51,7 +51,7 @@ fn pool_any_flipped_bit_is_noticed() {
         let offset = offset_of(pool.table().location(slot.0).unwrap());
         let bytes = HEADER_BYTES + pool.object_bytes(slot) as usize;
         let (mut noticed, mut harmless) = (0, 0);
-        let mut dst = [0; PAGE_BYTES];
+        let mut dst = [0; BASE_PAGE_BYTES];
         for bit in 0..bytes * 8 {
             let flip = || {
                 let mut byte = [0];
@@ -84,7 +84,7 @@ fn pool_random_bytes_in_memory_never_panic_a_load() {
     let pool = pool(Compressor::Lz4, 1 << 20);
     let slot = store_one(&pool, &random.heap_like(), Stamp(1));
     let offset = offset_of(pool.table().location(slot.0).unwrap());
-    let mut dst = [0; PAGE_BYTES];
+    let mut dst = [0; BASE_PAGE_BYTES];
     for round in 0..20_000u32 {
         let noise = random.noise();
         let length = 1 + random.below(3000) as usize;
@@ -144,7 +144,13 @@ fn pool_is_recovered_from_its_memory_alone() {
     old.trim();
     let usage = old.usage();
 
-    let new = RamPool::recover(again(&old.memory), Compressor::Zstd, Bytes(16 << 20)).unwrap();
+    let new = RamPool::recover(
+        again(&old.memory),
+        Compressor::Zstd,
+        Bytes(16 << 20),
+        &PageKey::KNOWN,
+    )
+    .unwrap();
     assert_eq!(new.usage(), usage);
     let mut found = Vec::new();
     new.for_each_slot(|slot| found.push(slot));
@@ -152,7 +158,7 @@ fn pool_is_recovered_from_its_memory_alone() {
     let mut expected: Vec<_> = kept.iter().map(|&n| slots[n]).collect();
     expected.sort_unstable();
     assert_eq!(found, expected);
-    let mut dst = [0; PAGE_BYTES];
+    let mut dst = [0; BASE_PAGE_BYTES];
     for &n in &kept {
         let (page, stamp) = &pages[n];
         assert_eq!(new.load(slots[n], *stamp, &mut dst), Ok(Loaded::Done));
@@ -166,7 +172,7 @@ fn pool_is_recovered_from_its_memory_alone() {
     }
     let allocated = new.memory.allocated().unwrap();
     assert!(
-        allocated <= new.usage().held.0 + PAGE_BYTES as u64,
+        allocated <= new.usage().held.0 + BASE_PAGE_BYTES as u64,
         "{allocated} {:?}",
         new.usage()
     );
@@ -177,15 +183,131 @@ fn pool_is_recovered_from_its_memory_alone() {
     assert!(new.usage().held < Bytes(128 << 10), "{:?}", new.usage());
 }
 
+/// Stores a large page of heap-like and other parts.
+fn store_large(
+    pool: &RamPool,
+    random: &mut Pages,
+    stamp: Stamp,
+) -> (Result<Slot, StoreError>, Vec<u8>) {
+    let page: Vec<u8> = (0..512).flat_map(|_| random.mixed()).collect();
+    let mut item = [Store {
+        page: &page,
+        stamp,
+        checksum: PageKey::KNOWN.checksum(&page, stamp),
+        result: Err(StoreError::Full),
+    }];
+    pool.store(&mut item);
+    (item[0].result, page)
+}
+
+#[test]
+fn large_pages_are_compressed_whole_and_keep_every_byte() {
+    for (seed, compressor) in [(51, Compressor::Lz4), (52, Compressor::Zstd)] {
+        let pool = pool(compressor, 96 << 20).of_pages(PageSize::Large);
+        contract::few_pages(&subject(&pool, &|| pool.trim()), seed, 250);
+        let mut noise = Pages::new(seed);
+        let page: Vec<u8> = (0..512).flat_map(|_| noise.noise()).collect();
+        let mut item = [Store {
+            page: &page,
+            stamp: Stamp(0),
+            checksum: PageKey::KNOWN.checksum(&page, Stamp(0)),
+            result: Err(StoreError::Full),
+        }];
+        pool.store(&mut item);
+        assert_eq!(item[0].result, Err(StoreError::Incompressible));
+        assert_eq!(pool.usage().stored, Bytes(0));
+    }
+}
+
+#[test]
+fn a_full_pool_of_large_pages_refuses_them_whole_and_takes_others_when_one_left() {
+    let pool = pool(Compressor::Lz4, 8 << 20).of_pages(PageSize::Large);
+    let mut random = Pages::new(53);
+    let mut slots = Vec::new();
+    let refused = loop {
+        match store_large(&pool, &mut random, Stamp(1)).0 {
+            Ok(slot) => slots.push(slot),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(refused, StoreError::Full);
+    assert_eq!(pool.usage().logical, Bytes((slots.len() as u64) << 21));
+    let mut found = Vec::new();
+    pool.for_each_slot(|slot| found.push(slot));
+    found.sort_unstable();
+    slots.sort_unstable();
+    assert_eq!(found, slots, "no part of the refused one is left");
+    pool.free(&[slots[0]]);
+    assert!(store_large(&pool, &mut random, Stamp(2)).0.is_ok());
+}
+
+/// A manager dies in the middle of a store or a free: parts are left that no root has.
+#[test]
+fn a_pool_of_large_pages_is_recovered_without_the_parts_that_no_copy_has() {
+    let mut random = Pages::new(54);
+    let old = pool(Compressor::Zstd, 32 << 20).of_pages(PageSize::Large);
+    let stored = |at| store_large(&old, &mut random, Stamp(at));
+    let kept: Vec<_> = (0..6)
+        .map(stored)
+        .map(|(slot, page)| (slot.unwrap(), page))
+        .collect();
+    let usage = old.usage();
+    let (half, _) = store_large(&old, &mut random, Stamp(9));
+    old.free_objects(&[half.unwrap()]);
+    assert!(old.usage().stored > usage.stored, "its parts are there");
+    let key = PageKey::KNOWN;
+    let new = RamPool::recover(again(&old.memory), Compressor::Lz4, Bytes(32 << 20), &key).unwrap();
+    assert_eq!(
+        (new.usage().logical, new.usage().stored),
+        (usage.logical, usage.stored)
+    );
+    assert_eq!(new.info().page, PageSize::Large);
+    let mut page = vec![0; 2 << 20];
+    for (at, (slot, bytes)) in (0..).zip(&kept) {
+        assert_eq!(new.load(*slot, Stamp(at), &mut page), Ok(Loaded::Done));
+        assert!(page == *bytes);
+    }
+    new.free(&kept.iter().map(|(slot, _)| *slot).collect::<Vec<_>>());
+    new.trim();
+    assert_eq!(
+        (new.usage().logical, new.usage().stored),
+        (Bytes(0), Bytes(0))
+    );
+}
+
+#[test]
+fn a_flipped_bit_of_a_large_page_is_noticed_wherever_it_is() {
+    let pool = pool(Compressor::Lz4, 8 << 20).of_pages(PageSize::Large);
+    let (slot, bytes) = store_large(&pool, &mut Pages::new(55), Stamp(3));
+    let slot = slot.unwrap();
+    let mut page = vec![0; 2 << 20];
+    let used = pool.lock().handles.used();
+    for handle in (0..used).step_by(17) {
+        let at = offset_of(pool.table().location(handle.into()).unwrap());
+        for at in [at, at + 9, at + 11, at + 13, at + HEADER_BYTES + 5] {
+            let mut byte = [0];
+            pool.memory.bytes_out(at, &mut byte);
+            pool.memory.bytes_in(at, &[byte[0] ^ 4]);
+            let loaded = pool.load(slot, Stamp(3), &mut page);
+            assert!(
+                loaded.is_err() || page == bytes,
+                "handle {handle}, byte {at}"
+            );
+            pool.memory.bytes_in(at, &byte);
+        }
+    }
+    assert_eq!(pool.load(slot, Stamp(3), &mut page), Ok(Loaded::Done));
+}
+
 #[test]
 fn pool_recover_refuses_other_memory() {
     let memory = SharedMemory::create("test-empty", 1 << 20).unwrap();
     assert!(matches!(
-        RamPool::recover(memory, Compressor::Lz4, Bytes(1 << 20)),
+        RamPool::recover(memory, Compressor::Lz4, Bytes(1 << 20), &PageKey::KNOWN),
         Err(RamPoolError::NotAPool)
     ));
     let memory = SharedMemory::create("test-small", 4096).unwrap();
-    let error = RamPool::new(memory, Compressor::Lz4, Bytes(1 << 20))
+    let error = RamPool::new(memory, Compressor::Lz4, Bytes(1 << 20), &PageKey::KNOWN)
         .err()
         .unwrap();
     assert!(error.to_string().contains("address space"), "{error}");
@@ -208,14 +330,14 @@ fn pool_compacts_while_it_is_read_and_gives_memory_back() {
     let done = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let mut dst = [0; PAGE_BYTES];
+            let mut dst = [0; BASE_PAGE_BYTES];
             let mut rounds = 0;
             while !done.load(Relaxed) || rounds == 0 {
                 for &n in &kept {
                     assert_eq!(pool.load(slots[n], Stamp(3), &mut dst), Ok(Loaded::Done));
                     assert!(dst == pages[n].0, "slot {n} differs while objects move");
                     let kept = pool.checksum(slots[n], Stamp(3));
-                    assert_eq!(kept, Some(page_checksum(&dst, Stamp(3))));
+                    assert_eq!(kept, Some(PageKey::KNOWN.checksum(&dst, Stamp(3))));
                 }
                 rounds += 1;
             }
@@ -241,7 +363,7 @@ fn pool_compacts_while_it_is_read_and_gives_memory_back() {
         (sparse.logical, sparse.stored)
     );
     assert!(overhead(sparse) > 2.0 && overhead(dense) < 1.5);
-    assert!(pool.memory.allocated().unwrap() <= dense.held.0 + PAGE_BYTES as u64);
+    assert!(pool.memory.allocated().unwrap() <= dense.held.0 + BASE_PAGE_BYTES as u64);
     pool.free(&kept.iter().map(|&n| slots[n]).collect::<Vec<_>>());
     assert_eq!(pool.usage().logical, Bytes(0));
 }
@@ -262,7 +384,7 @@ fn pool_object_that_does_not_know_its_slot_stays() {
     }
     pool.free(&freed);
     while pool.compact(1) == 1 {}
-    let mut dst = [0; PAGE_BYTES];
+    let mut dst = [0; BASE_PAGE_BYTES];
     for &slot in &kept {
         assert_eq!(pool.load(slot, Stamp(3), &mut dst), Err(LoadError::Corrupt));
     }
@@ -302,9 +424,15 @@ fn pool_is_recovered_from_the_middle_of_a_move_and_of_a_store() {
         }
     }
     old.publish(&old.lock());
-    let new = RamPool::recover(again(&old.memory), Compressor::Lz4, Bytes(16 << 20)).unwrap();
-    assert_eq!(new.usage().logical, Bytes(200 * PAGE_BYTES as u64));
-    let mut dst = [0; PAGE_BYTES];
+    let new = RamPool::recover(
+        again(&old.memory),
+        Compressor::Lz4,
+        Bytes(16 << 20),
+        &PageKey::KNOWN,
+    )
+    .unwrap();
+    assert_eq!(new.usage().logical, Bytes(200 * BASE_PAGE_BYTES as u64));
+    let mut dst = [0; BASE_PAGE_BYTES];
     for (slot, (page, stamp)) in slots.iter().zip(&pages) {
         assert_eq!(new.load(*slot, *stamp, &mut dst), Ok(Loaded::Done));
         assert!(dst == *page);

@@ -1,385 +1,285 @@
-//! The argument of `--tier`: `KIND[:PATH][,key=value]...`, parsed once into a type that cannot be
-//! wrong.
+//! The kinds of tiers, one row each ([`KINDS`]), and the argument of `--tier`:
+//! `KIND[:PATH][,key=value]...`, parsed once into a type that cannot be wrong.
 //!
 //! ```text
 //! ram    ram,zstd    ram,lz4,max=64M    ram,max=30%    ram,shape=cxl-dram
 //! nvm:/mnt/pmem,size=8G    nvm:/dev/dax0.0    nvm:/tmp,size=1G,shape=optane-dimm
 //! file:/var/swap,size=20G    file:/dev/nvme0n1
-//! redis:10.0.0.1:6379,10.0.0.2:6379,size=20G    (its settings: `remote.rs`)
+//! redis:10.0.0.1:6379,10.0.0.2:6379,size=20G
 //! ```
 //! Each takes `price=DOLLARS` a GiB, and those that wear out `tbw=SIZE` (`rated.rs`).
+//!
+//! No crate but this one names a kind to decide something (`cargo xtask tidy`): others ask the
+//! facts of a row, or the fields of a description.
 
+mod file;
+mod nvm;
+mod paths;
+mod ram;
 mod rated;
-pub mod remote;
+#[cfg(feature = "redis")]
+mod redis;
+mod words;
 
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::str::FromStr;
 
-use undercroft_base::{Bytes, PAGE_BYTES, ParseUnitError};
+use undercroft_base::{Bytes, Exact, TierFacts};
+use undercroft_sys::mapping::SharedMemory;
 
+use crate::made::{Below, Handed, OpenError};
 use crate::ram::Compressor;
 use crate::shape::ShapeName;
 pub use rated::Rated;
-use rated::Wears;
-use remote::RemoteSpec;
+use words::{FILE_BYTES_MIN, Words, parse_limit, parse_size};
+pub use words::{Limit, SpecError};
 
-/// One tier as the user described it.
-#[derive(Clone, Debug, PartialEq)]
-pub enum TierSpec {
-    /// Compressed memory.
-    Ram(RamSpec),
-    /// Mapped non-volatile memory.
-    Nvm(NvmSpec),
-    /// A file or block device.
-    File(FileSpec),
-    /// A Redis or Valkey cluster.
-    Remote(RemoteSpec),
+/// Every kind in this build. A new one adds a row.
+pub static KINDS: &[&Kind] = &[
+    &ram::KIND,
+    &nvm::KIND,
+    &file::KIND,
+    #[cfg(feature = "redis")]
+    &redis::KIND,
+];
+
+/// Kinds that this build was made without. A feature of the same name brings each.
+const LEFT_OUT: &[&str] = &[
+    #[cfg(not(feature = "redis"))]
+    "redis",
+];
+
+/// Makes the keeper's side of a tier of a specification, or of what a dead keeper's side was.
+type Inherit = fn(&TierSpec, Option<Handed<OwnedFd>>) -> Result<Box<dyn Below>, OpenError>;
+
+/// A kind of tier.
+pub struct Kind {
+    /// Facts of its tiers.
+    pub facts: TierFacts,
+    /// Version of what another manager takes over; `None`: none can.
+    pub version: Option<u64>,
+    /// How a tier of it is described, such as `file:PATH[,size=SIZE]`.
+    pub syntax: &'static str,
+    /// A description.
+    pub example: &'static str,
+    /// A sentence or two on it.
+    pub meaning: &'static str,
+    /// Settings of a description.
+    pub settings: &'static [Setting],
+    parse: fn(&'static Kind, Words<'_>) -> Result<TierSpec, SpecError>,
+    /// The canonical text up to the settings that kinds share.
+    head: fn(&TierSpec) -> String,
+    /// Tells a tier without a path from others of its kind.
+    identity: fn(&TierSpec) -> String,
+    pub(crate) open: fn(&TierSpec, Bytes) -> Result<Opened, OpenError>,
+    pub(crate) inherit: Inherit,
 }
 
-/// `ram[,lz4|zstd][,max=SIZE|PERCENT][,shape=DEVICE][,price=DOLLARS]`
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct RamSpec {
-    /// How pages are compressed.
-    pub compressor: Compressor,
-    /// Most memory it may hold. `None`: the manager decides.
+/// A tier's memory, and what is below it.
+pub(crate) type Opened = (SharedMemory, Box<dyn Below>);
+
+/// A setting of a description, for `undercroft tiers`.
+#[derive(Debug, serde::Serialize)]
+pub struct Setting {
+    /// As it is written, such as `size=SIZE`.
+    pub name: &'static str,
+    /// Value that holds without it.
+    pub default: &'static str,
+    /// Value that it sets.
+    pub meaning: &'static str,
+}
+
+/// Of every kind whose times can be those of another device.
+const SHAPE: Setting = Setting {
+    name: "shape=DEVICE",
+    default: "none",
+    meaning: "times of another device, for experiments; reports then say `emulated`",
+};
+
+/// Of kinds other than DRAM.
+const PRICE: Setting = Setting {
+    name: "price=DOLLARS",
+    default: "none",
+    meaning: "price of a GiB, such as 0.1: report and status then say what it costs",
+};
+
+/// Of kinds that wear out.
+const TBW: Setting = Setting {
+    name: "tbw=SIZE",
+    default: "none",
+    meaning: "writes in all that the data sheet promises, base 1000, such as 600T",
+};
+
+impl Kind {
+    fn has(&self, key: &str) -> bool {
+        let names = self.settings.iter().map(|setting| setting.name);
+        names
+            .filter_map(|name| name.split_once('='))
+            .any(|(name, _)| name == key)
+    }
+
+    fn unknown_key(&self, key: &str) -> SpecError {
+        let names: Vec<_> = self.settings.iter().map(|setting| setting.name).collect();
+        SpecError::UnknownKey {
+            kind: self.facts.kind,
+            key: key.to_owned(),
+            valid: names.join(", "),
+        }
+    }
+
+    fn missing(&self, what: &'static str) -> SpecError {
+        SpecError::Missing {
+            kind: self.facts.kind,
+            what,
+            example: self.example,
+        }
+    }
+}
+
+impl fmt::Debug for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.facts.kind)
+    }
+}
+
+impl PartialEq for Kind {
+    fn eq(&self, other: &Kind) -> bool {
+        self.facts.kind == other.facts.kind
+    }
+}
+
+/// A tier as the user described it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TierSpec {
+    kind: &'static Kind,
+    /// A file to create, an existing directory for a nameless file, or a device; `None`: this kind
+    /// has none.
+    pub path: Option<PathBuf>,
+    /// Most bytes it may use of its path. `None`: all of a device; for a file the manager decides.
+    pub size: Option<Bytes>,
+    /// Most memory a pool may hold. `None`: the manager decides.
     pub max: Option<Limit>,
     /// The device whose times it is given.
     pub shape: Option<ShapeName>,
-    /// What it costs.
+    /// Costs of it.
     pub rated: Rated,
+    /// How a pool compresses.
+    compressor: Compressor,
+    #[cfg(feature = "redis")]
+    cluster: Option<Box<undercroft_tier_redis::spec::RemoteSpec>>,
 }
 
-/// `nvm:PATH[,size=SIZE][,shape=DEVICE][,price=DOLLARS][,tbw=SIZE]`
-#[derive(Clone, Debug, PartialEq)]
-pub struct NvmSpec {
-    /// A file to create, an existing directory for a nameless file, or a DAX device.
-    pub path: PathBuf,
-    /// Most bytes it may use; a file has all of them from the start, and needs it. `None`: all of a
-    /// device.
-    pub size: Option<Bytes>,
-    /// The device whose times it is given.
-    pub shape: Option<ShapeName>,
-    /// What it costs.
-    pub rated: Rated,
-}
+impl TierSpec {
+    fn of(kind: &'static Kind) -> TierSpec {
+        TierSpec {
+            kind,
+            path: None,
+            size: None,
+            max: None,
+            shape: None,
+            rated: Rated::default(),
+            compressor: Compressor::default(),
+            #[cfg(feature = "redis")]
+            cluster: None,
+        }
+    }
 
-/// `file:PATH[,size=SIZE][,shape=DEVICE][,price=DOLLARS][,tbw=SIZE]`
-#[derive(Clone, Debug, PartialEq)]
-pub struct FileSpec {
-    /// A file to create, an existing directory for a nameless file, or a block device.
-    pub path: PathBuf,
-    /// Most bytes it may use. `None`: all of a block device; for a file the manager decides.
-    pub size: Option<Bytes>,
-    /// The device whose times it is given.
-    pub shape: Option<ShapeName>,
-    /// What it costs.
-    pub rated: Rated,
-}
+    /// Its row.
+    pub fn kind(&self) -> &'static Kind {
+        self.kind
+    }
 
-/// An amount of memory.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Limit {
-    /// A size in bytes.
-    Bytes(Bytes),
-    /// A part of the client's `--memory-max`, above 0 and at most 100.
-    PercentOfMemoryMax(f64),
-}
+    /// Facts of its kind.
+    pub fn facts(&self) -> &'static TierFacts {
+        &self.kind.facts
+    }
 
-/// Why a tier description was refused; the text names the fix.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub enum SpecError {
-    /// An unknown kind.
-    #[error(
-        "unknown tier kind `{0}`; use ram, nvm:PATH, file:PATH or redis:HOST:PORT (example: ram, \
-         file:/var/swap,size=20G)"
-    )]
-    UnknownKind(String),
-    /// A planned kind.
-    #[error(
-        "tier kind `{0}` is not available yet; use ram, nvm:PATH, file:PATH or redis:HOST:PORT"
-    )]
-    KindNotYet(String),
-    /// A key that this kind does not have.
-    #[error("tier `{kind}` has no setting `{key}`; it has: {valid}")]
-    UnknownKey {
-        /// The kind.
-        kind: &'static str,
-        /// The key as written.
-        key: String,
-        /// The keys that there are.
-        valid: &'static str,
-    },
-    /// A setting, or the compressor, was given twice.
-    #[error("tier `{kind}`: `{key}` is given twice; keep one")]
-    Twice {
-        /// The kind.
-        kind: &'static str,
-        /// The setting.
-        key: String,
-    },
-    /// `file` or `nvm` without a path.
-    #[error("tier `{0}` needs a path: {0}:/var/swap,size=20G")]
-    PathMissing(&'static str),
-    /// `redis` without a node.
-    #[error("tier `redis` needs a node of the cluster: redis:10.0.0.1:6379")]
-    NodeMissing,
-    /// `ram` with a path.
-    #[error("tier `ram` takes no path (`{0}`); for a file write file:{0}")]
-    PathUnwanted(String),
-    /// A size or percentage that is not valid.
-    #[error("tier setting `{key}`: {why}")]
-    Value {
-        /// The setting.
-        key: &'static str,
-        /// What is wrong.
-        why: String,
-    },
-}
+    /// Tells its device from others of its kind, where it has no path.
+    pub(crate) fn identity(&self) -> String {
+        (self.kind.identity)(self)
+    }
 
-const RAM_KEYS: &str =
-    "lz4, zstd, max=SIZE, max=PERCENT (of --memory-max), shape=DEVICE, price=DOLLARS (a GiB)";
-const PATH_KEYS: &str = "size=SIZE, shape=DEVICE, price=DOLLARS (a GiB), tbw=SIZE";
-/// The smallest useful sizes: a file or mapping of 1 MiB, a pool of a few blocks.
-const FILE_BYTES_MIN: u64 = 1 << 20;
-const RAM_BYTES_MIN: u64 = 64 * PAGE_BYTES as u64;
+    /// Takes a setting if it says what the tier costs. False: it is another one.
+    fn rate(&mut self, key: &str, value: Option<&str>) -> Result<bool, SpecError> {
+        let kind = self.kind;
+        self.rated.set(kind.facts.kind, kind.has("tbw"), key, value)
+    }
+
+    /// Takes a setting if it is one of those that kinds share. False: it is another one.
+    fn set(&mut self, key: &str, value: Option<&str>) -> Result<bool, SpecError> {
+        if self.rate(key, value)? {
+            return Ok(true);
+        }
+        let value = value.unwrap_or_default();
+        let twice = match key {
+            _ if !self.kind.has(key) => return Ok(false),
+            "shape" => {
+                let name = value
+                    .parse::<ShapeName>()
+                    .map_err(|error| SpecError::Value {
+                        key: "shape",
+                        why: error.to_string(),
+                    });
+                self.shape.replace(name?).is_some()
+            }
+            "size" => (self.size)
+                .replace(parse_size("size", value, FILE_BYTES_MIN)?)
+                .is_some(),
+            "max" => self.max.replace(parse_limit(value)?).is_some(),
+            _ => return Ok(false),
+        };
+        if twice {
+            let (kind, key) = (self.kind.facts.kind, key.to_owned());
+            return Err(SpecError::Twice { kind, key });
+        }
+        Ok(true)
+    }
+}
 
 impl FromStr for TierSpec {
     type Err = SpecError;
 
     fn from_str(text: &str) -> Result<Self, SpecError> {
-        let mut parts = text.split(',');
-        let head = parts.next().unwrap_or_default();
-        let (kind, path) = match head.split_once(':') {
-            Some((kind, path)) => (kind.trim(), Some(path)),
-            None => (head.trim(), None),
-        };
-        let settings: Vec<(&str, Option<&str>)> = parts
-            .map(|part| match part.split_once('=') {
-                Some((key, value)) => (key.trim(), Some(value.trim())),
-                None => (part.trim(), None),
-            })
-            .collect();
-        match kind {
-            "ram" => match path {
-                Some(path) => Err(SpecError::PathUnwanted(path.to_owned())),
-                None => parse_ram(&settings).map(TierSpec::Ram),
-            },
-            "nvm" => {
-                let (path, size, shape, rated) = parse_path("nvm", path, &settings)?;
-                Ok(TierSpec::Nvm(NvmSpec {
-                    path,
-                    size,
-                    shape,
-                    rated,
-                }))
-            }
-            "file" => {
-                let (path, size, shape, rated) = parse_path("file", path, &settings)?;
-                Ok(TierSpec::File(FileSpec {
-                    path,
-                    size,
-                    shape,
-                    rated,
-                }))
-            }
-            "redis" => remote::parse(path, &settings).map(TierSpec::Remote),
-            "disk" => Err(SpecError::KindNotYet(kind.to_owned())),
-            _ => Err(SpecError::UnknownKind(kind.to_owned())),
+        let (name, words) = Words::of(text);
+        if let Some(kind) = KINDS.iter().find(|kind| kind.facts.kind == name) {
+            return (kind.parse)(kind, words);
         }
-    }
-}
-
-fn parse_ram(settings: &[(&str, Option<&str>)]) -> Result<RamSpec, SpecError> {
-    let (mut compressor, mut max, mut shape) = (None, None, None);
-    let mut rated = Rated::default();
-    for &(key, value) in settings {
-        if rated.set("ram", Wears::No, key, value)? {
-            continue;
+        if let Some(kind) = LEFT_OUT.iter().find(|kind| **kind == name) {
+            return Err(SpecError::NotBuilt { kind });
         }
-        let twice = || SpecError::Twice {
-            kind: "ram",
-            key: key.to_owned(),
-        };
-        match (key, value) {
-            ("max", value) => {
-                let limit = parse_limit(value.unwrap_or_default())?;
-                if max.replace(limit).is_some() {
-                    return Err(twice());
-                }
-            }
-            ("shape", value) => set_shape("ram", &mut shape, value)?,
-            (name, None) if name.parse::<Compressor>().is_ok() => {
-                if compressor
-                    .replace(name.parse::<Compressor>().unwrap_or_default())
-                    .is_some()
-                {
-                    return Err(twice());
-                }
-            }
-            _ => return Err(unknown_key("ram", key, RAM_KEYS)),
-        }
-    }
-    Ok(RamSpec {
-        compressor: compressor.unwrap_or_default(),
-        max,
-        shape,
-        rated,
-    })
-}
-
-/// The path and the settings of a tier that has one.
-fn parse_path(
-    kind: &'static str,
-    path: Option<&str>,
-    settings: &[(&str, Option<&str>)],
-) -> Result<(PathBuf, Option<Bytes>, Option<ShapeName>, Rated), SpecError> {
-    let Some(path) = path.filter(|path| !path.is_empty()) else {
-        return Err(SpecError::PathMissing(kind));
-    };
-    let (mut size, mut shape) = (None, None);
-    let mut rated = Rated::default();
-    for &(key, value) in settings {
-        if rated.set(kind, Wears::Yes, key, value)? {
-            continue;
-        }
-        if key == "shape" {
-            set_shape(kind, &mut shape, value)?;
-            continue;
-        }
-        if key != "size" {
-            return Err(unknown_key(kind, key, PATH_KEYS));
-        }
-        let bytes = parse_size("size", value.unwrap_or_default(), FILE_BYTES_MIN)?;
-        if size.replace(bytes).is_some() {
-            return Err(SpecError::Twice {
-                kind,
-                key: key.to_owned(),
-            });
-        }
-    }
-    Ok((PathBuf::from(path), size, shape, rated))
-}
-
-fn set_shape(
-    kind: &'static str,
-    shape: &mut Option<ShapeName>,
-    value: Option<&str>,
-) -> Result<(), SpecError> {
-    let name = value.unwrap_or_default().parse::<ShapeName>();
-    let name = name.map_err(|error| SpecError::Value {
-        key: "shape",
-        why: error.to_string(),
-    })?;
-    match shape.replace(name) {
-        None => Ok(()),
-        Some(_) => Err(SpecError::Twice {
-            kind,
-            key: "shape".to_owned(),
-        }),
-    }
-}
-
-pub(crate) fn unknown_key(kind: &'static str, key: &str, valid: &'static str) -> SpecError {
-    SpecError::UnknownKey {
-        kind,
-        key: key.to_owned(),
-        valid,
-    }
-}
-
-pub(crate) fn parse_size(key: &'static str, text: &str, min: u64) -> Result<Bytes, SpecError> {
-    let bytes: Bytes = text
-        .parse()
-        .map_err(|error: ParseUnitError| SpecError::Value {
-            key,
-            why: error.to_string(),
-        })?;
-    if bytes.0 < min {
-        return Err(SpecError::Value {
-            key,
-            why: format!("`{text}` is too small; the least is {}", Bytes(min)),
-        });
-    }
-    Ok(bytes)
-}
-
-fn parse_limit(text: &str) -> Result<Limit, SpecError> {
-    let Some(percent) = text.strip_suffix('%') else {
-        return parse_size("max", text, RAM_BYTES_MIN).map(Limit::Bytes);
-    };
-    match percent.trim().parse::<f64>() {
-        Ok(percent) if percent > 0.0 && percent <= 100.0 => Ok(Limit::PercentOfMemoryMax(percent)),
-        _ => Err(SpecError::Value {
-            key: "max",
-            why: format!("`{text}` is not a percentage above 0 and up to 100 (example: 30%)"),
-        }),
-    }
-}
-
-impl Limit {
-    /// The bytes it stands for if the client's memory limit is `memory_max`; at most that.
-    pub fn resolve(self, memory_max: Bytes) -> Bytes {
-        match self {
-            Limit::Bytes(bytes) => bytes.min(memory_max),
-            Limit::PercentOfMemoryMax(percent) => {
-                // Large numbers are rounded, and may be rounded up.
-                Bytes((memory_max.0 as f64 * percent / 100.0) as u64).min(memory_max)
-            }
-        }
-    }
-}
-
-/// A size written so that it parses to the same number of bytes.
-pub(crate) struct Exact(pub(crate) Bytes);
-
-impl fmt::Display for Exact {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let bytes = self.0.0;
-        for (shift, unit) in [(40, "T"), (30, "G"), (20, "M"), (10, "K")] {
-            if bytes > 0 && bytes.is_multiple_of(1 << shift) {
-                return write!(f, "{}{unit}", bytes >> shift);
-            }
-        }
-        write!(f, "{bytes}")
-    }
-}
-
-impl fmt::Display for Limit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Limit::Bytes(bytes) => Exact(*bytes).fmt(f),
-            Limit::PercentOfMemoryMax(percent) => write!(f, "{percent}%"),
-        }
+        let known = KINDS
+            .iter()
+            .map(|kind| kind.syntax.split(['[', ',']).next());
+        let known: Vec<_> = known.flatten().collect();
+        Err(SpecError::UnknownKind {
+            kind: name.to_owned(),
+            known: known.join(", "),
+        })
     }
 }
 
 /// The canonical text; parses to an equal value.
 impl fmt::Display for TierSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            TierSpec::Ram(ram) => {
-                write!(f, "ram,{}", ram.compressor)?;
-                ram.max.map_or(Ok(()), |max| write!(f, ",max={max}"))?;
-                with_shape(f, ram.shape)?;
-            }
-            TierSpec::Nvm(nvm) => {
-                with_path(f, "nvm", &nvm.path, nvm.size)?;
-                with_shape(f, nvm.shape)?;
-            }
-            TierSpec::File(file) => {
-                with_path(f, "file", &file.path, file.size)?;
-                with_shape(f, file.shape)?;
-            }
-            TierSpec::Remote(remote) => remote.fmt(f)?,
+        f.write_str(&(self.kind.head)(self))?;
+        if let Some(size) = self.size {
+            write!(f, ",size={}", Exact(size))?;
         }
-        self.rated().fmt(f)
+        if let Some(max) = self.max {
+            write!(f, ",max={max}")?;
+        }
+        if let Some(shape) = self.shape {
+            write!(f, ",shape={shape}")?;
+        }
+        self.rated.fmt(f)
     }
 }
 
-/// What must hold of every text: if it is accepted, its canonical text stands for an equal tier and
-/// for itself, no limit is above the memory limit, and no size is below the smallest. A refusal
-/// names a fix. For the fuzz target of option values and its test. True if it is accepted.
+/// Checks what must hold of every text: if it is accepted, its canonical text stands for an equal
+/// tier and for itself, no limit is above the memory limit, and no size is below the smallest. A
+/// refusal names a fix. For the fuzz target of option values and its test. True if it is accepted.
 pub fn check(text: &str) -> bool {
     let spec = match text.parse::<TierSpec>() {
         Ok(spec) => spec,
@@ -392,54 +292,12 @@ pub fn check(text: &str) -> bool {
     let again = canonical.parse::<TierSpec>();
     assert_eq!(again.as_ref(), Ok(&spec), "{canonical}");
     assert_eq!(again.map(|spec| spec.to_string()), Ok(canonical));
-    match spec {
-        TierSpec::Ram(ram) => {
-            for limit in [0, 1 << 20, (1 << 53) + 3, u64::MAX].map(Bytes) {
-                let most = ram.max.map_or(limit, |max| max.resolve(limit));
-                assert!(most <= limit, "{ram:?} of {limit}");
-            }
-        }
-        TierSpec::Nvm(nvm) => assert!(nvm.size.is_none_or(|size| size.0 >= FILE_BYTES_MIN)),
-        TierSpec::File(file) => assert!(file.size.is_none_or(|size| size.0 >= FILE_BYTES_MIN)),
-        TierSpec::Remote(remote) => assert!(!remote.nodes.is_empty() && remote.size.0 > 0),
+    for limit in [0, 1 << 20, (1 << 53) + 3, u64::MAX].map(Bytes) {
+        let most = spec.max.map_or(limit, |max| max.resolve(limit));
+        assert!(most <= limit, "{spec:?} of {limit}");
     }
+    assert!(spec.size.is_none_or(|size| size.0 >= FILE_BYTES_MIN));
     true
-}
-
-fn with_path(
-    f: &mut fmt::Formatter<'_>,
-    kind: &str,
-    path: &Path,
-    size: Option<Bytes>,
-) -> fmt::Result {
-    write!(f, "{kind}:{}", path.display())?;
-    size.map_or(Ok(()), |size| write!(f, ",size={}", Exact(size)))
-}
-
-fn with_shape(f: &mut fmt::Formatter<'_>, shape: Option<ShapeName>) -> fmt::Result {
-    shape.map_or(Ok(()), |shape| write!(f, ",shape={shape}"))
-}
-
-impl TierSpec {
-    /// The device whose times it is given, if any.
-    pub fn shape(&self) -> Option<ShapeName> {
-        match self {
-            TierSpec::Ram(ram) => ram.shape,
-            TierSpec::Nvm(nvm) => nvm.shape,
-            TierSpec::File(file) => file.shape,
-            TierSpec::Remote(_) => None,
-        }
-    }
-
-    /// What the user says that it costs.
-    pub fn rated(&self) -> Rated {
-        match self {
-            TierSpec::Ram(ram) => ram.rated,
-            TierSpec::Nvm(nvm) => nvm.rated,
-            TierSpec::File(file) => file.rated,
-            TierSpec::Remote(remote) => remote.rated,
-        }
-    }
 }
 
 #[cfg(test)]
@@ -467,7 +325,6 @@ mod tests {
                 "file:/x,size=1G,price=0.1,tbw=1200T",
             ),
             ("nvm:/x,price=0,tbw=292P", "nvm:/x,price=0,tbw=292P"),
-            ("redis:h:1,price=3", "redis:h:1,size=4G,prefix=uc,price=3"),
         ] {
             let spec: TierSpec = text
                 .parse()
@@ -482,11 +339,11 @@ mod tests {
         for (text, named, fix) in [
             ("", "``", "file:PATH"),
             ("rma", "`rma`", "use ram"),
-            ("disk:/x", "disk", "not available yet"),
+            ("disk:/x", "disk", "file:PATH"),
             ("ram,shape=floppy", "`floppy`", "hdd-7200"),
             ("file:/x,shape", "shape", "optane-dimm"),
             ("nvm:/x,shape=pcm,shape=pcm", "`shape`", "twice"),
-            ("ram,lzo", "`lzo`", "lz4, zstd"),
+            ("ram,lzo", "`lzo`", "lz4|zstd"),
             ("ram,lz4=1", "`lz4`", "max=SIZE"),
             ("ram,lz4,zstd", "`zstd`", "twice"),
             ("ram,max=1M,max=2M", "`max`", "twice"),
@@ -517,8 +374,6 @@ mod tests {
             ("file:/x,tbw=0T", "`0T`", "data sheet"),
             ("file:/x,tbw=1T,tbw=1T", "`tbw`", "twice"),
             ("ram,tbw=1T", "`tbw`", "does not wear out"),
-            ("redis:h:1,tbw=1T", "`tbw`", "does not wear out"),
-            ("redis:h:1,price=x", "`x`", "example: 4.5"),
         ] {
             let error = text.parse::<TierSpec>().expect_err(text).to_string();
             assert!(error.contains(named), "{text}: {error}");
@@ -527,10 +382,38 @@ mod tests {
     }
 
     #[test]
-    fn limits_resolve_within_the_memory_limit() {
-        let limit = |text: &str| parse_limit(text).unwrap().resolve(Bytes(1 << 30));
-        assert_eq!(limit("25%"), Bytes(1 << 28));
-        assert_eq!(limit("64M"), Bytes(64 << 20));
-        assert_eq!(limit("4G"), Bytes(1 << 30));
+    fn every_row_has_an_example_that_is_read_and_facts_of_its_own() {
+        let mut names = std::collections::BTreeSet::new();
+        for kind in KINDS {
+            let spec: TierSpec = kind.example.parse().expect(kind.example);
+            assert_eq!(spec.kind(), *kind);
+            assert!(kind.syntax.starts_with(kind.facts.kind));
+            assert!(names.insert(kind.facts.kind), "two of {kind:?}");
+        }
+    }
+
+    /// Storms and the manager's tests trust the fakes.
+    #[test]
+    fn the_fakes_have_the_facts_of_the_kinds_that_they_stand_for() {
+        use undercroft_model::tier::{CLUSTER, DEVICE, MAPPED, POOL};
+        for kind in KINDS {
+            let fakes = [&POOL, &MAPPED, &DEVICE, &CLUSTER];
+            let fake = fakes.into_iter().find(|fake| fake.kind == kind.facts.kind);
+            assert_eq!(fake, Some(&kind.facts));
+        }
+    }
+
+    #[test]
+    fn a_kind_that_was_left_out_is_refused_with_the_feature_that_brings_it() {
+        for kind in LEFT_OUT {
+            let error = format!("{kind}:host:1")
+                .parse::<TierSpec>()
+                .expect_err(kind);
+            assert!(
+                error.to_string().contains(&format!("--features {kind}")),
+                "{error}"
+            );
+        }
+        assert_eq!(KINDS.len() + LEFT_OUT.len(), 4);
     }
 }

@@ -4,9 +4,9 @@ use std::fmt;
 
 use undercroft_base::{Price, WriteBudget};
 
-use super::SpecError;
+use super::words::SpecError;
 
-/// What the user says that a tier costs. Without a price there is no cost: none is assumed.
+/// Costs of a tier, as the user says. Without a price there is no cost: none is assumed.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Rated {
     /// Price of the memory or device below.
@@ -15,21 +15,14 @@ pub struct Rated {
     pub budget: Option<WriteBudget>,
 }
 
-/// Whether writes wear a kind of tier out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wears {
-    /// A device, or memory that is not DRAM.
-    Yes,
-    /// DRAM, here or on other machines.
-    No,
-}
-
 impl Rated {
     /// Takes a setting if it is one of these. False: it is another one.
+    ///
+    /// * `wears`: writes wear this kind of tier out.
     pub(super) fn set(
         &mut self,
         kind: &'static str,
-        wears: Wears,
+        wears: bool,
         key: &str,
         value: Option<&str>,
     ) -> Result<bool, SpecError> {
@@ -46,11 +39,11 @@ impl Rated {
                 let price = value.parse().map_err(|error| wrong("price", error))?;
                 twice(self.price.replace(price).is_some())
             }
-            ("tbw", Wears::Yes) => {
+            ("tbw", true) => {
                 let budget = value.parse().map_err(|error| wrong("tbw", error))?;
                 twice(self.budget.replace(budget).is_some())
             }
-            ("tbw", Wears::No) => Err(wrong(
+            ("tbw", false) => Err(wrong(
                 "tbw",
                 format!("`{kind}` is DRAM, which does not wear out by writing; leave it out"),
             )),

@@ -49,11 +49,6 @@ impl MissRatioCurve {
         self.steps[after - 1].1
     }
 
-    /// The smallest size at which only first touches miss.
-    pub fn pages_enough(&self) -> u64 {
-        self.steps.last().map_or(0, |(pages, _)| *pages)
-    }
-
     /// At most `points` points of the curve, evenly spaced from 0 to `pages_max`.
     pub fn points(&self, pages_max: u64, points: u64) -> Vec<(u64, f64)> {
         let mut sizes: Vec<u64> = (0..=points)

@@ -46,7 +46,7 @@ impl AccessCounts {
     }
 }
 
-/// One client's part.
+/// A client's part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClientCounts {
     /// Its references.

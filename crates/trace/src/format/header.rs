@@ -55,7 +55,7 @@ pub struct Header {
     /// log2 of the bytes of a granule; every address is a multiple of it. 0 = bytes; at most
     /// [`GRANULARITY_MAX`].
     pub granularity: u8,
-    /// What a step of [`crate::Reference::time`] is.
+    /// Meaning of a step of [`crate::Reference::time`].
     pub time_unit: TimeUnit,
     /// The references passed a model of a processor's cache. The program's other references are not
     /// here.
@@ -72,9 +72,6 @@ pub struct Header {
     /// Among them are pages that may not leave ([`crate::Movement::Locked`]); only where there are
     /// movements.
     pub locks: bool,
-    /// Movements about batches of evictions are among them ([`crate::Movement::Named`],
-    /// [`crate::Movement::Recalled`]); only where there are movements.
-    pub batch_details: bool,
     /// Movements say which clients are fork children, which pages clients had of others before, and
     /// which clients have ended ([`crate::Movement::Forked`], [`crate::Movement::Shared`],
     /// [`crate::Movement::Ended`]); only where there are movements.
@@ -100,7 +97,6 @@ impl Default for Header {
             movements: false,
             accesses: false,
             locks: false,
-            batch_details: false,
             forks: false,
             command: Vec::new(),
             clients: vec![String::new()],
@@ -115,17 +111,18 @@ const LIVE: u32 = 4;
 const MOVEMENTS: u32 = 8;
 const ACCESSES: u32 = 16;
 const LOCKS: u32 = 32;
-const BATCH_DETAILS: u32 = 64;
-const FORKS: u32 = 128;
-/// Those that mean nothing without [`MOVEMENTS`].
-const OF_MOVEMENTS: u32 = ACCESSES | LOCKS | BATCH_DETAILS | FORKS;
+const FORKS: u32 = 256;
+/// Features that mean nothing without [`MOVEMENTS`].
+const OF_MOVEMENTS: u32 = ACCESSES | LOCKS | FORKS;
+/// Features of live traces before replays decided anew which pages leave. Their kinds of movements
+/// had other numbers.
+const EARLIER: u32 = 64 | 128;
 
 /// The flag that announces a movement.
 fn flag_of(movement: Movement) -> u32 {
     match movement {
         Movement::Accessed => ACCESSES,
         Movement::Locked => LOCKS,
-        Movement::Named | Movement::Recalled => BATCH_DETAILS,
         Movement::Forked | Movement::Ended | Movement::Shared => FORKS,
         _ => MOVEMENTS,
     }
@@ -151,7 +148,6 @@ impl Header {
         match movement {
             Movement::Accessed => self.accesses,
             Movement::Locked => self.locks,
-            Movement::Named | Movement::Recalled => self.batch_details,
             Movement::Forked | Movement::Ended | Movement::Shared => self.forks,
             _ => self.movements,
         }
@@ -170,7 +166,6 @@ impl Header {
             (self.movements, MOVEMENTS),
             (self.accesses, ACCESSES),
             (self.locks, LOCKS),
-            (self.batch_details, BATCH_DETAILS),
             (self.forks, FORKS),
         ]
         .into_iter()
@@ -188,7 +183,7 @@ impl Header {
         }
         if self.flags() & OF_MOVEMENTS != 0 && !self.movements {
             return Err(WriteError::Header(
-                "it announces uses of pages, locked pages, more of batches or forks, and no movements",
+                "it announces uses of pages, locked pages or forks, and no movements",
             ));
         }
         let mut text = Vec::new();
@@ -247,6 +242,9 @@ impl Header {
         let time_unit = TimeUnit::from_code(fixed[11])
             .ok_or_else(|| corrupt(11, format!("time unit {} is unknown", fixed[11])))?;
         let flags = u32_at(fixed, 12);
+        if flags & EARLIER != 0 {
+            return Err(TraceError::Earlier { offset: 12 });
+        }
         let known = FILTERED | SYNTHETIC | LIVE | MOVEMENTS | OF_MOVEMENTS;
         let alone = flags & MOVEMENTS == 0 && flags & OF_MOVEMENTS != 0;
         if flags & !known != 0 || alone {
@@ -274,7 +272,6 @@ impl Header {
             movements: flags & MOVEMENTS != 0,
             accesses: flags & ACCESSES != 0,
             locks: flags & LOCKS != 0,
-            batch_details: flags & BATCH_DETAILS != 0,
             forks: flags & FORKS != 0,
             command,
             clients,

@@ -113,7 +113,7 @@ impl Iterator for Generator {
     }
 }
 
-/// One pattern in progress.
+/// A pattern in progress.
 #[derive(Clone, Debug)]
 struct Walk {
     part: Part,

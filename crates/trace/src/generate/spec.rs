@@ -45,7 +45,7 @@ pub enum Pattern {
         /// Pages by which a lap is shorter.
         step: u64,
     },
-    /// One set of pages after the other, uniform inside each.
+    /// Sets of pages one after the other, uniform inside each.
     Phases {
         /// How many.
         phases: u64,
@@ -61,7 +61,7 @@ pub enum Pattern {
     },
 }
 
-/// One pattern with its numbers.
+/// A pattern with its numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Part {
     /// The order in which its pages are visited.
@@ -110,7 +110,7 @@ pub enum SpecError {
         pattern: String,
         /// The option.
         key: String,
-        /// Those it has.
+        /// The names that there are.
         known: String,
     },
     /// An option is given twice.

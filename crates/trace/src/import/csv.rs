@@ -14,7 +14,7 @@ use crate::touch::Touch;
 /// The first line of what [`row`] writes.
 pub const HEADER: &str = "time,address,access,client,thread";
 
-/// One entry as a line, without its end. Lines of movements are for people and scripts: they are
+/// An entry as a line, without its end. Lines of movements are for people and scripts: they are
 /// not imported.
 pub fn row(event: &Event) -> String {
     let what = match event.kind {
@@ -29,8 +29,6 @@ pub fn row(event: &Event) -> String {
         Kind::Movement(Movement::Clean) => "clean",
         Kind::Movement(Movement::Accessed) => "accessed",
         Kind::Movement(Movement::Locked) => "locked",
-        Kind::Movement(Movement::Named) => "named",
-        Kind::Movement(Movement::Recalled) => "recalled",
         Kind::Movement(Movement::Forked) => "forked",
         Kind::Movement(Movement::Ended) => "ended",
         Kind::Movement(Movement::Shared) => "shared",

@@ -37,7 +37,7 @@ pub enum ImportError {
         line: u64,
         /// Where the line begins.
         offset: u64,
-        /// What is wrong.
+        /// The reason.
         why: String,
         /// Its first characters.
         text: String,

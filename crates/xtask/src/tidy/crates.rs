@@ -52,7 +52,7 @@ fn dependencies(manifest: &str) -> BTreeMap<String, Vec<String>> {
     sections
 }
 
-/// What is wrong in a crate's manifest by the arrows; empty if nothing is.
+/// Errors of a crate's manifest by the arrows; empty if there are none.
 fn wrong_arrows(name: &str, manifest: &str) -> Vec<String> {
     let Some((_, allowed)) = ARROWS.iter().find(|(known, _)| *known == name) else {
         return vec![format!(

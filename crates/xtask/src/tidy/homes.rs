@@ -50,11 +50,12 @@ pub(super) fn pure(tree: &Tree) -> Vec<String> {
     wrong
 }
 
-/// Places in the manager that print. The manager shares no terminal or pipe with the program, and
-/// the keeper waits for none. These macros also panic if standard error is closed.
+/// Places in manager and keeper that print. The manager shares no terminal or pipe with the
+/// program, and the keeper waits for none. These macros also panic if standard error is closed.
 pub(super) fn printing(tree: &Tree) -> Vec<String> {
     let files = tree.sources.iter();
-    let files = files.filter(|(path, _)| path.starts_with("crates/manager/src/"));
+    let homes = ["crates/manager/src/", "crates/keeper/src/"];
+    let files = files.filter(|(path, _)| homes.iter().any(|home| path.starts_with(home)));
     files.flat_map(|(path, text)| prints(path, text)).collect()
 }
 

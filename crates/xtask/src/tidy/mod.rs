@@ -3,6 +3,7 @@
 mod crates;
 mod functions;
 mod homes;
+mod kinds;
 mod modules;
 mod tables;
 mod text;
@@ -15,7 +16,7 @@ pub(crate) use tree::root;
 /// A rule: its name, and what breaks it (one line each).
 type Check = (&'static str, fn(&Tree) -> Vec<String>);
 
-const CHECKS: [Check; 15] = [
+const CHECKS: [Check; 17] = [
     ("crates use only what is below them", crates::arrows),
     ("crates form no circle", crates::circles),
     (
@@ -30,6 +31,7 @@ const CHECKS: [Check; 15] = [
     ("unsafe is in its homes only", homes::of_unsafe),
     ("deciding crates are pure", homes::pure),
     ("the manager does not print", homes::printing),
+    ("only tiers know the kinds of tiers", kinds::named),
     (
         "functions are short, and the list of long ones is true",
         functions::long,
@@ -44,6 +46,10 @@ const CHECKS: [Check; 15] = [
     (
         "texts do without phrases that are read twice",
         text::phrases,
+    ),
+    (
+        "doc comments name their thing first, and the list of others is true",
+        text::pronouns,
     ),
     ("the walks name what is there", walks::missing),
 ];

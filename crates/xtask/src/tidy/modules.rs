@@ -188,7 +188,7 @@ struct Names {
     module: Path,
     /// (the module in which it is named, the path)
     used: Vec<(Path, Path)>,
-    /// What `pub use` re-exports from this module, by name.
+    /// Names that `pub use` re-exports from this module.
     exports: BTreeMap<String, Path>,
     /// Modules that are for tests only.
     tests: Vec<Path>,

@@ -1,11 +1,12 @@
 //! The tables of the rules. Lists of exceptions may only shrink: an unnecessary row fails.
 
 /// Every crate and the crates of the workspace it may use. Nothing points up; see ARCHITECTURE.md.
-pub(super) const ARROWS: [(&str, &[&str]); 21] = [
+pub(super) const ARROWS: [(&str, &[&str]); 27] = [
     ("base", &[]),
     ("device", &[]),
     ("seeded", &[]),
     ("resp", &[]),
+    ("terminal", &[]),
     ("wire", &[]),
     ("shim", &["wire"]),
     ("policy", &["base"]),
@@ -14,12 +15,23 @@ pub(super) const ARROWS: [(&str, &[&str]); 21] = [
     ("model", &["base", "seeded"]),
     ("trace", &["base", "seeded"]),
     ("engine", &["base", "policy"]),
-    ("tier", &["base", "device", "sys"]),
+    ("tier-redis", &["base", "sys"]),
+    ("tier", &["base", "device", "sys", "tier-redis"]),
+    (
+        "proto",
+        &[
+            "base", "engine", "policy", "qos", "sys", "terminal", "tier", "wire",
+        ],
+    ),
     (
         "manager",
         &[
-            "base", "engine", "policy", "qos", "sys", "tier", "trace", "wire",
+            "base", "engine", "policy", "proto", "qos", "sys", "tier", "trace", "wire",
         ],
+    ),
+    (
+        "keeper",
+        &["base", "engine", "proto", "sys", "tier", "wire"],
     ),
     (
         "sim",
@@ -27,14 +39,27 @@ pub(super) const ARROWS: [(&str, &[&str]); 21] = [
             "base", "device", "engine", "model", "policy", "qos", "seeded", "trace",
         ],
     ),
-    ("api", &["base", "manager", "qos"]),
-    ("daemon", &["base", "manager", "qos", "sys", "tier"]),
-    ("lab", &["base", "seeded", "sim", "trace"]),
+    ("api", &["base", "keeper", "proto", "qos"]),
+    ("daemon", &["base", "keeper", "proto", "qos", "sys", "tier"]),
+    ("rig", &["base"]),
+    ("experiments", &["base", "rig", "seeded", "sim", "trace"]),
     (
         "cli",
         &[
-            "api", "base", "daemon", "lab", "manager", "policy", "qos", "resp", "seeded", "sim",
-            "sys", "tier", "trace",
+            "api", "base", "daemon", "keeper", "manager", "policy", "proto", "qos", "resp", "rig",
+            "seeded", "sys", "terminal", "tier",
+        ],
+    ),
+    (
+        "command",
+        &[
+            "base",
+            "experiments",
+            "policy",
+            "qos",
+            "sim",
+            "terminal",
+            "trace",
         ],
     ),
     ("tests", &["resp", "seeded"]),
@@ -46,6 +71,29 @@ pub(super) const TEST_ARROWS: [&str; 3] = ["model", "resp", "seeded"];
 
 /// The only homes of `unsafe`.
 pub(super) const UNSAFE_HOMES: [&str; 2] = ["sys", "shim"];
+
+/// Crates that know the kinds of tiers. All others ask facts.
+pub(super) const KIND_HOMES: [&str; 2] = ["tier", "tier-redis"];
+
+/// Files that compare such a name all the same, and why.
+pub(super) const KIND_NAMES: &[(&str, &str)] = &[
+    (
+        "crates/rig/src/process.rs",
+        "it reads a report, as a user does",
+    ),
+    (
+        "lab/experiments/src/cost/simulated.rs",
+        "tiers of simulations have names of their own",
+    ),
+    (
+        "lab/experiments/src/experiments/programs/list.rs",
+        "these are names of programs",
+    ),
+    (
+        "lab/sim/src/setup.rs",
+        "it reads the command line of a simulation",
+    ),
+];
 
 /// Crates that decide, and what they may not name, so that the same code runs live and simulated.
 pub(super) const PURE: [&str; 3] = ["engine", "policy", "qos"];
@@ -69,7 +117,7 @@ pub(super) const IMPURE_WORDS: [&str; 17] = [
     "undercroft_trace",
 ];
 
-/// Macros that the manager does not use. It has a log, and the keeper has a voice
+/// Macros that manager and keeper do not use. One has a log, and the other a voice
 /// (ARCHITECTURE.md).
 pub(super) const PRINTING: [&str; 5] = ["print!", "println!", "eprint!", "eprintln!", "dbg!"];
 
@@ -91,6 +139,9 @@ pub(super) const PHRASES: &[(&str, &str)] = &[
     ("leverage", "`use`"),
 ];
 
+/// Words with which no doc comment begins: they stand for a thing that it does not name.
+pub(super) const PRONOUNS: [&str; 5] = ["What", "One", "Those", "It", "By which"];
+
 pub(super) const FILE_LINES_MAX: usize = 800;
 pub(super) const COMMENT_WIDTH_MAX: usize = 100;
 pub(super) const TEXT_WIDTH_MAX: usize = 120;
@@ -102,15 +153,15 @@ pub(super) const LONGEST_LINES_MAX: usize = 100;
 /// Functions over [`FUNCTION_LINES_MAX`] lines, as `crate::name`, and why each stays whole.
 pub(super) const LONG_FUNCTIONS: &[(&str, &str)] = &[
     (
-        "cli::record::record",
+        "command::record::record",
         "the order of set-up and clean-up around valgrind",
     ),
     (
-        "cli::trace::generated_trace_is_shown_printed_and_imported_again",
+        "command::trace::generated_trace_is_shown_printed_and_imported_again",
         "one session, told step by step",
     ),
     (
-        "cli::trace::recorded_program_has_the_references_it_made",
+        "command::trace::recorded_program_has_the_references_it_made",
         "one session, told step by step",
     ),
     ("manager::scenes::events", "one scene, told step by step"),
@@ -131,24 +182,8 @@ pub(super) const MANAGER_ORDER: &[(&str, &[&str])] = &[
     (
         "",
         &[
-            "sync",
-            "log",
-            "options",
-            "report",
-            "gauges",
-            "signals",
-            "record",
-            "placement",
-            "legacy",
-            "grant",
-            "books",
-            "space",
-            "fault",
-            "evict",
-            "migrate",
-            "control",
-            "versions",
-            "keeper",
+            "sync", "log", "gauges", "signals", "record", "cpus", "books", "space", "fault",
+            "evict", "migrate", "control",
         ],
     ),
     (
@@ -161,26 +196,39 @@ pub(super) const MANAGER_ORDER: &[(&str, &[&str])] = &[
         "control",
         &[
             "ending",
-            "launch",
+            "doors",
             "strays",
             "beside",
+            "stall",
             "bound",
             "obey",
-            "stall",
             "resize",
             "add",
+            "core",
             "onset",
+            "still",
+            "reaper",
             "handshake",
             "tell",
+            "swap",
             "check",
             "takeover",
+            "parting",
             "start",
         ],
     ),
     (
         "evict",
         &[
-            "backoff", "loan", "urgency", "aside", "group", "adopt", "demote", "full",
+            "choose",
+            "wayout",
+            "compressors",
+            "aside",
+            "publish",
+            "store",
+            "pending",
+            "adopt",
+            "demote",
         ],
     ),
     ("fault", &["inbox", "awake", "install", "lane", "relief"]),
@@ -188,28 +236,9 @@ pub(super) const MANAGER_ORDER: &[(&str, &[&str])] = &[
         "gauges",
         &["knobs", "latency", "limit", "page_ins", "scale"],
     ),
-    (
-        "keeper",
-        &[
-            "voice",
-            "said",
-            "passing",
-            "place",
-            "status",
-            "held",
-            "upgrade",
-            "estate",
-            "succession",
-        ],
-    ),
-    ("legacy", &["inbox", "row"]),
     ("migrate", &["copies"]),
-    ("placement", &["pin", "guard"]),
+    ("cpus", &["pin", "guard"]),
     ("record", &["known", "writer"]),
-    (
-        "report",
-        &["bound", "cost", "curve", "remote", "now", "summary"],
-    ),
     (
         "space",
         &[
@@ -221,17 +250,28 @@ pub(super) const MANAGER_ORDER: &[(&str, &[&str])] = &[
             "order",
             "trail",
             "dropping",
+            "ground",
+            "partners",
+            "refused",
+            "backlog",
+            "identity",
+            "relatives",
             "process",
-            "foreign",
+            "ticket",
             "processes",
             "arrivals",
             "graves",
             "shared",
+            "foreign",
             "parts",
+            "bring_home",
+            "still",
             "cow",
             "correction",
+            "claims",
             "layout",
             "discover",
+            "give_way",
             "watch",
             "access",
         ],

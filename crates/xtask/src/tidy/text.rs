@@ -3,7 +3,7 @@
 
 use std::sync::LazyLock;
 
-use super::tables::{COMMENT_WIDTH_MAX, FILE_LINES_MAX, PHRASES, TEXT_WIDTH_MAX};
+use super::tables::{COMMENT_WIDTH_MAX, FILE_LINES_MAX, PHRASES, PRONOUNS, TEXT_WIDTH_MAX};
 use super::tree::Tree;
 
 /// Files whose first line is not their job.
@@ -48,6 +48,38 @@ pub(super) fn comments(tree: &Tree) -> Vec<String> {
 fn has_comment(line: &str) -> bool {
     let mut found = line.match_indices(" // ");
     found.any(|(at, _)| line[..at].matches('"').count().is_multiple_of(2))
+}
+
+/// Doc comments that begin with [`PRONOUNS`].
+pub(super) fn pronouns(tree: &Tree) -> Vec<String> {
+    let found = tree
+        .sources
+        .iter()
+        .flat_map(|(path, text)| pronouns_in(path, text));
+    found.collect()
+}
+
+fn pronouns_in(path: &str, text: &str) -> Vec<String> {
+    let mut wrong = Vec::new();
+    let mut before = None;
+    for (at, line) in text.lines().enumerate() {
+        let line = line.trim_start();
+        let mark = ["///", "//!"].into_iter().find(|it| line.starts_with(it));
+        if let Some(mark) = mark
+            && before != Some(mark)
+        {
+            let words = line[mark.len()..].trim_start();
+            let begins = |pronoun: &&&str| {
+                let rest = words.strip_prefix(**pronoun);
+                rest.is_some_and(|rest| !rest.starts_with(char::is_alphanumeric))
+            };
+            if let Some(pronoun) = PRONOUNS.iter().find(begins) {
+                wrong.push(format!("{path}:{}: begins with `{pronoun}`", at + 1));
+            }
+        }
+        before = mark;
+    }
+    wrong
 }
 
 /// Phrases of [`PHRASES`] in comments and in Markdown, over the ends of lines too.
@@ -164,6 +196,31 @@ mod tests {
         assert_eq!(found(path, &format!("let a = \"{phrase}\";\n")), 0);
         assert_eq!(found(path, &format!("/// One{phrase}s.\n")), 0);
         assert_eq!(found("a.md", &format!("one\n{phrase}\n")), 1);
+    }
+
+    #[test]
+    fn a_doc_comment_that_begins_with_a_pronoun_is_found() {
+        let found = |text: &str| pronouns_in("a.rs", text).len();
+        for pronoun in PRONOUNS {
+            assert_eq!(found(&format!("/// {pronoun} is it.\nfn f() {{}}\n")), 1);
+            assert_eq!(found(&format!("//! {pronoun}: a file.\n")), 1);
+            assert_eq!(found(&format!("    /// {pronoun}'s.\n    a: u8,\n")), 1);
+            // Only the first line, whole words, and doc comments.
+            assert_eq!(
+                found(&format!("/// A page.\n///\n/// {pronoun} is it.\n")),
+                0
+            );
+            assert_eq!(found(&format!("/// {pronoun}ever is it.\n")), 0);
+            assert_eq!(found(&format!("// {pronoun} is it.\n")), 0);
+        }
+        assert_eq!(
+            found("/// A.\na: u8,\n/// It.\nb: u8,\n/// One.\nc: u8,\n"),
+            2
+        );
+        assert_eq!(
+            pronouns_in("a.rs", "//! A.\n/// It.\n"),
+            ["a.rs:2: begins with `It`"]
+        );
     }
 
     #[test]

@@ -5,9 +5,12 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+/// The folders of the crates: the product and its tests; what measures and simulates it.
+pub(super) const ROOFS: [&str; 2] = ["crates", "lab"];
+
 /// The files of the tree. Paths are from its root, with `/` between their parts.
 pub(super) struct Tree {
-    /// Rust files below `crates/` and `fuzz/`.
+    /// Rust files below [`ROOFS`] and `fuzz/`.
     pub sources: BTreeMap<String, String>,
     /// Markdown files.
     pub texts: BTreeMap<String, String>,
@@ -46,11 +49,13 @@ impl Tree {
                 .to_string();
             let read = || fs::read_to_string(&path).expect("a text file");
             let parts: Vec<&str> = from_root.split('/').collect();
-            if ["crates", "fuzz"].contains(&parts[0]) && name.ends_with(".rs") {
+            if (ROOFS.contains(&parts[0]) || parts[0] == "fuzz") && name.ends_with(".rs") {
                 self.sources.insert(from_root.clone(), read());
             } else if name.ends_with(".md") {
                 self.texts.insert(from_root.clone(), read());
-            } else if let ["crates", folder, "Cargo.toml"] = parts[..] {
+            } else if let [roof, folder, "Cargo.toml"] = parts[..]
+                && ROOFS.contains(&roof)
+            {
                 self.manifests.insert(folder.to_owned(), read());
             }
         }
@@ -67,7 +72,7 @@ pub(crate) fn root() -> PathBuf {
 
 /// The crate of a path such as `crates/base/src/lib.rs`.
 pub(super) fn crate_of(path: &str) -> &str {
-    path.split('/').nth(1).expect("a path below crates/")
+    path.split('/').nth(1).expect("a path below a roof")
 }
 
 /// The code of a file: comments, strings and characters are blanked out, lines are kept.

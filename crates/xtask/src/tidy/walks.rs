@@ -17,15 +17,19 @@ pub(super) fn missing(tree: &Tree) -> Vec<String> {
     rows.iter().flat_map(|row| missing_in(tree, row)).collect()
 }
 
-/// The same for one row. Words in backquotes with a `/` or a `.` are paths below `crates/`, or the
-/// ends of paths named before. Other words are defined in the file named last.
+/// The same for one row. Words in backquotes with a `/` or a `.` are paths that begin with `lab/`,
+/// paths below `crates/`, or the ends of paths named before. Other words are defined in the file
+/// named last.
 fn missing_in(tree: &Tree, row: &str) -> Vec<String> {
     let (mut wrong, mut named) = (Vec::new(), Vec::<String>::new());
     for word in row.split('`').skip(1).step_by(2) {
         if word.contains(['/', '.']) {
             let end = format!("/{word}");
             let again = named.iter().find(|path| path.ends_with(&end)).cloned();
-            let path = again.unwrap_or_else(|| format!("crates/{word}"));
+            let path = again.unwrap_or_else(|| match word.split('/').next() {
+                Some("lab") => word.to_owned(),
+                _ => format!("crates/{word}"),
+            });
             let folder = format!("{path}/");
             if !(tree.sources.keys()).any(|file| *file == path || file.starts_with(&folder)) {
                 wrong.push(format!("{TEXT}: there is no {path}"));

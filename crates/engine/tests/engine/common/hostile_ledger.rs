@@ -4,11 +4,12 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use undercroft_base::{Bytes, Slot, SpaceId, TierId, VirtPage, VirtRange};
+use undercroft_base::{Bytes, PageKey, PageSize, Slot, SpaceId, TierId, VirtPage, VirtRange};
 use undercroft_policy::{prefetch, reclaim};
 
 use undercroft_engine::{
-    Config, Engine, FlatLedger, Found, Held, Here, LedgerError, Outcome, Recovered, Room, bytes_for,
+    Config, Engine, FlatLedger, Found, HeldPage, Here, LedgerError, Outcome, Recovered, Room,
+    bytes_for,
 };
 
 /// Chunks of the ledger that the words are written to.
@@ -42,7 +43,7 @@ fn patched(bytes: &[u8]) -> FlatLedger<Vec<AtomicU64>> {
         let at = usize::from(u16::from_le_bytes(*place)) % len;
         memory[at].store(u64::from_le_bytes(*word), Ordering::Relaxed);
     }
-    FlatLedger::create(memory, CHUNKS).expect("memory for the chunks")
+    FlatLedger::create(memory, CHUNKS, &PageKey::KNOWN).expect("memory for the chunks")
 }
 
 /// A kernel that reports whatever the input says.
@@ -61,11 +62,18 @@ impl Hostile<'_> {
 
 impl Found for Hostile<'_> {
     fn page(&mut self, _: SpaceId, _: VirtPage) -> Here {
-        [Here::Present, Here::Absent, Here::NotManaged][usize::from(self.choose(3))]
+        let all = [
+            Here::Present,
+            Here::Absent,
+            Here::NotManaged,
+            Here::Swapped,
+            Here::Guarded,
+        ];
+        all[usize::from(self.choose(all.len() as u8))]
     }
 
-    fn held(&mut self, _: SpaceId, _: usize) -> Held {
-        [Held::Here, Held::NotMoved, Held::OwnerGone][usize::from(self.choose(3))]
+    fn held(&mut self, _: SpaceId, _: usize) -> HeldPage {
+        [HeldPage::Here, HeldPage::NotMoved, HeldPage::OwnerGone][usize::from(self.choose(3))]
     }
 }
 
@@ -80,12 +88,12 @@ fn recover<M: AsRef<[AtomicU64]> + Send>(
         room: Room::Ahead,
     };
     let mut hostile = Hostile { bytes, next: 0 };
-    let mut engine = Engine::recover(
+    let (mut engine, _) = Engine::recover(
         ledger,
         Box::new(reclaim::clock::Clock::new()),
         Box::new(prefetch::none::NoPrefetch),
         config,
-        &SPACES,
+        &SPACES.map(|space| (space, PageSize::Base)),
     )?;
     let some = VirtRange::new(VirtPage(0), VirtPage(700));
     match hostile.choose(4) {
@@ -98,7 +106,7 @@ fn recover<M: AsRef<[AtomicU64]> + Send>(
     engine.books().audit();
     let mut wakes = Vec::new();
     for (at, page) in recovered.in_hand.iter().enumerate() {
-        let slot = Slot((1 << 36) + at as u64);
+        let slot = Slot((1 << 32) + at as u64);
         let outcome = [
             Outcome::Fill(7),
             Outcome::Stored(TierId(1), slot),

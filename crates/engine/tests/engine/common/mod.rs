@@ -1,6 +1,6 @@
 //! The engine that several tests begin with.
 
-use undercroft_base::{Bytes, PAGE_BYTES, SpaceId, ThreadId, VirtPage};
+use undercroft_base::{BASE_PAGE_BYTES, Bytes, SpaceId, ThreadId, VirtPage};
 use undercroft_engine::{Config, Engine, Fault, FaultAnswer, Install, LoadPlan, Room, VecLedger};
 use undercroft_policy::reclaim::Reclaim;
 
@@ -18,14 +18,23 @@ pub(crate) fn engine_with(
     reclaim: Box<dyn Reclaim>,
     retain: bool,
 ) -> Engine<VecLedger> {
-    let config = Config {
-        limit: Bytes(limit * PAGE_BYTES as u64),
+    let prefetch = undercroft_policy::prefetch::by_name("none").expect("a policy");
+    Engine::new(
+        VecLedger::new(chunks),
+        reclaim,
+        prefetch,
+        config(limit, retain),
+    )
+}
+
+/// The configuration of [`engine_with`].
+pub(crate) fn config(limit: u64, retain: bool) -> Config {
+    Config {
+        limit: Bytes(limit * BASE_PAGE_BYTES as u64),
         retain: vec![retain],
         demotes: vec![false],
         room: Room::Ahead,
-    };
-    let prefetch = undercroft_policy::prefetch::by_name("none").expect("a policy");
-    Engine::new(VecLedger::new(chunks), reclaim, prefetch, config)
+    }
 }
 
 /// A read of a page that is not in memory, served.

@@ -67,7 +67,7 @@ struct Stream {
     /// 0: no trend.
     stride: i64,
     window: u32,
-    /// What remains of the window size after the trend broke.
+    /// The rest of the window size after the trend broke.
     memory: u32,
     used_at: u64,
     history: [i64; HISTORY],

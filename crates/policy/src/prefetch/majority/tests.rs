@@ -1,4 +1,4 @@
-//! What `majority` finds in scans, strides, interleaved streams and noise.
+//! Trends that `majority` finds in scans, strides, interleaved streams and noise.
 
 use undercroft_base::{SpaceId, ThreadId, VirtPage};
 

@@ -38,7 +38,7 @@ const RINGS: usize = 4;
 /// Part of the pages brought that must be used, in percent. A page more in a request costs some
 /// third of a fault: it is read, it takes a place, and another page leaves for it.
 const PAYS: i64 = 35;
-/// One fault in this many brings nothing, where others bring neighbours.
+/// Faults for each one that brings nothing, where others bring neighbours.
 const SAMPLE_EVERY: u64 = 8;
 /// Soon: before this part of the pages that memory holds has come, and this part of those that are
 /// out of it.
@@ -88,7 +88,7 @@ pub struct Along {
     pub used: u32,
 }
 
-/// What samples say of one ring: pages tried, and those of them that faulted soon.
+/// Samples of a ring: pages tried, and those of them that faulted soon.
 #[derive(Clone, Copy, Default)]
 struct Evidence {
     tried: u32,
@@ -149,7 +149,7 @@ pub struct Neighbours {
     places: Vec<u16>,
     /// Ahead and behind; by ring.
     evidence: [[Evidence; RINGS]; 2],
-    /// What comes along, and the part of it that is used, in percent.
+    /// The pages that come along, and the part of them that is used, in percent.
     brings: Around,
     percent: u32,
     faults: u64,

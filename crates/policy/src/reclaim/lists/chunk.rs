@@ -10,13 +10,13 @@
 //! Chunk: 512 pages, 368 bytes; none while no page of it is in a list
 //! +--------------------------------------------------------------------------+
 //! | blocks: 8 x 64 pages: list bits 0 and 1, mark bits 0 and 1, has a link   |
-//! | pieces: u32 x 8 ---> Piece: 64 links, or 54 and four orders              |
+//! | pieces: u32 x 8 ---> Piece: 64 links, or 56 and four orders              |
 //! | index, sorted: how to find them there; len: links                        |
 //! | listed, holes; holed: blocks with holes; implied                         |
 //! +--------------------------------------------------------------------------+
-//! Link, 7 bytes: | next page, 28 bits | previous page, 28 bits |
+//! Link, 8 bytes: | next page, 32 bits | previous page, 32 bits |
 //! ```
-//! *Few* means that the chunk has 54 links or fewer, and that none of its quarters of 128 pages has
+//! *Few* means that the chunk has 56 links or fewer, and that none of its quarters of 128 pages has
 //! more than 21. A new link then goes to any free place of one piece, and no link ever moves. The
 //! order of a quarter has the places of its links, by page, 6 bits each. Chunks with more links
 //! have them *sorted* by page. A page that leaves its list leaves its link behind as a *hole*. The
@@ -30,14 +30,12 @@ use undercroft_base::CHUNK_PAGES;
 
 use super::List;
 
-const PAGE_BITS: u32 = 28;
-pub(super) const PAGE_MASK: u32 = (1 << PAGE_BITS) - 1;
 pub(super) const PER_CHUNK: usize = CHUNK_PAGES as usize;
 const PER_BLOCK: usize = 64;
 const BLOCKS: usize = PER_CHUNK / PER_BLOCK;
 const LAST_BLOCK: usize = BLOCKS - 1;
 const UNTIL_BITS: usize = 9;
-const LINK_BYTES: usize = 7;
+const LINK_BYTES: usize = size_of::<Link>();
 /// Links in a piece, and the most pieces of a chunk.
 pub(super) const PIECE_LINKS: usize = 64;
 const PIECES: usize = PER_CHUNK / PIECE_LINKS;
@@ -63,14 +61,14 @@ pub(super) const HOLES_MAX: u8 = 32;
 const HOLES_MAX_OF_FEW: u8 = 8;
 const UNSORTED_AGAIN: usize = 40;
 
-/// Neighbours of a page: next in bits 0..28, previous in bits 28..56.
+/// Neighbours of a page: next in bits 0..32, previous in bits 32..64.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Link(u64);
 
 impl Link {
     #[inline]
     pub(super) fn new(next: u32, prev: u32) -> Link {
-        Link(u64::from(next) | u64::from(prev) << PAGE_BITS)
+        Link(u64::from(next) | u64::from(prev) << 32)
     }
 
     /// The neighbours of a page without a link.
@@ -80,34 +78,30 @@ impl Link {
     }
 
     #[inline]
-    fn read([a, b, c, d, e, f, g]: [u8; LINK_BYTES]) -> Link {
-        // Read in the same three parts in which it is written. A load that overlaps a recent store,
-        // but has other bounds, has to wait for it.
-        let low = u32::from_le_bytes([a, b, c, d]);
-        let high = u32::from(u16::from_le_bytes([e, f])) | u32::from(g) << 16;
-        Link(u64::from(low) | u64::from(high) << 32)
+    fn read(bytes: [u8; LINK_BYTES]) -> Link {
+        Link(u64::from_le_bytes(bytes))
     }
 
     #[inline]
     pub(super) fn next(self) -> u32 {
-        self.0 as u32 & PAGE_MASK
+        self.0 as u32
     }
 
     #[inline]
     pub(super) fn prev(self) -> u32 {
-        (self.0 >> PAGE_BITS) as u32 & PAGE_MASK
+        (self.0 >> 32) as u32
     }
 }
 
 /// Neighbours of a page that has no link.
 #[inline]
 fn after(page: u32) -> u32 {
-    page.wrapping_add(1) & PAGE_MASK
+    page.wrapping_add(1)
 }
 
 #[inline]
 pub(super) fn before(page: u32) -> u32 {
-    page.wrapping_sub(1) & PAGE_MASK
+    page.wrapping_sub(1)
 }
 
 /// How far from `bit` the nearest set bit is, upwards and downwards; 64 if there is none.
@@ -172,7 +166,7 @@ pub(super) fn set(planes: &mut [u64; 2], bit: u32, value: u8) {
     }
 }
 
-/// One set bit for each of the first `blocks` blocks, as [`Chunk::index`] counts them.
+/// A set bit for each of the first `blocks` blocks, as [`Chunk::index`] counts them.
 #[inline]
 fn ones(blocks: usize) -> u64 {
     const ONES: u64 = ((1 << (UNTIL_BITS * LAST_BLOCK)) - 1) / ((1 << UNTIL_BITS) - 1);
@@ -217,7 +211,7 @@ impl Order {
 pub(super) struct Piece([u8; PIECE_LINKS * LINK_BYTES]);
 
 const _: () = assert!(
-    size_of::<Piece>() == 448 && FEW_LINKS == 54 && FEW_LINKS <= 1 << PLACE_BITS,
+    size_of::<Piece>() == 512 && FEW_LINKS == 56 && FEW_LINKS <= 1 << PLACE_BITS,
     "the metadata budget of a page"
 );
 
@@ -233,10 +227,7 @@ impl Piece {
 
     #[inline]
     fn set(&mut self, at: usize, link: Link) {
-        let (low, high) = self.0.as_chunks_mut::<LINK_BYTES>().0[at].split_at_mut(4);
-        low.copy_from_slice(&(link.0 as u32).to_le_bytes());
-        high[..2].copy_from_slice(&((link.0 >> 32) as u16).to_le_bytes());
-        high[2] = (link.0 >> 48) as u8;
+        self.0.as_chunks_mut::<LINK_BYTES>().0[at] = link.0.to_le_bytes();
     }
 
     /// Copies links, as [`slice::copy_within`].
@@ -285,7 +276,7 @@ impl Pool {
         self.piece(piece).set(0, Link::new(free, 0));
     }
 
-    /// What [`Pool::free`] becomes when this free piece is taken.
+    /// The value of [`Pool::free`] once this free piece is taken.
     pub(super) fn after_free(&mut self, piece: u32) -> u32 {
         self.piece(piece).get(0).next()
     }
@@ -616,7 +607,7 @@ impl Chunk {
         Some((at, 63 - self.blocks[at].holes().leading_zeros()))
     }
 
-    /// One hole less in a block.
+    /// Counts a hole less in a block.
     #[inline]
     pub(super) fn hole_filled(&mut self, block: usize) {
         self.holes -= 1;

@@ -13,12 +13,12 @@ mod chunk;
 
 use undercroft_base::{Bytes, PageCount, PageNo};
 
-use chunk::{Chunk, Link, PAGE_MASK, PER_CHUNK, Pool, before, get, place, set};
+use chunk::{Chunk, Link, PER_CHUNK, Pool, before, get, place, set};
 
 /// Empty chunks kept for the next chunk that is needed.
 const SPARE_CHUNKS: usize = 16;
 
-/// One of the lists that share the links.
+/// The lists that share the links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum List {
@@ -105,12 +105,10 @@ impl PageLists {
         self.set as usize * 3 + list as usize - 1
     }
 
-    /// Puts the page at the back, with mark 0. Panics if it is in a list, or if its number does not
-    /// fit 28 bits (the link would name another page). Allocates at the first page of a chunk if
-    /// there is no spare chunk, and 7 KiB if the pool has no free piece.
+    /// Puts the page at the back, with mark 0. Panics if it is in a list. Allocates at the first
+    /// page of a chunk if there is no spare chunk, and 8 KiB if the pool has no free piece.
     #[inline(always)] // on the fault path
     pub fn push_back(&mut self, list: List, page: PageNo) {
-        assert!(page.0 <= PAGE_MASK, "{page:?} needs more than 28 bits");
         let index = page.chunk().0 as usize;
         if index >= self.chunks.len() {
             self.chunks.resize_with(index + 1, || None);

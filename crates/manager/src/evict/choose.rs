@@ -1,0 +1,147 @@
+//! Chooses the pages of a batch: zero pages first, then copies of fork relatives, then those that
+//! the policy names.
+
+use std::sync::Arc;
+
+use undercroft_base::{SpaceId, VirtRange};
+use undercroft_engine::EvictItem;
+use undercroft_engine::limits::EVICT_PAGES_MAX;
+use undercroft_sys::pagemap::Category;
+
+use super::Evictor;
+use crate::space::process::Process;
+
+/// Most runs of zero pages that are scanned for one batch, and the fewest zero pages that make a
+/// batch.
+const ZERO_RUNS_A_BATCH: usize = 64;
+const ZERO_PAGES_MIN: u64 = 16;
+
+/// Times that the policy is asked for one batch, while it names only pages of processes that are
+/// passed over.
+const ASKS_MAX: usize = 64;
+
+const _: () = assert!(ZERO_PAGES_MIN <= EVICT_PAGES_MAX as u64);
+
+impl Evictor {
+    /// Begins a batch with the next pages. Returns whether there are any, and whether they are zero
+    /// pages.
+    pub(super) fn choose(&mut self, most: usize, items: &mut Vec<EvictItem>) -> (bool, bool) {
+        // Zero pages are not tried twice in a row in vain: their process may be stopped, or in
+        // fork().
+        let zeros = !self.zeros_in_vain && self.select_zeros(items);
+        let any = zeros || self.select_next(items) || self.choose_next(most, items);
+        (any, zeros)
+    }
+
+    /// Chooses the policy's next victims. The policy may first name pages of processes that are
+    /// passed over, and forgets those. It does so a few at a time, because the books are locked
+    /// meanwhile.
+    fn choose_next(&mut self, most: usize, items: &mut Vec<EvictItem>) -> bool {
+        for _ in 0..ASKS_MAX {
+            let kept = self.kept;
+            let mut engine = self.shared.books.engine_for_many();
+            if engine.evictions().select(most, items) {
+                return true;
+            }
+            drop(engine);
+            self.kept = self.shared.books.engine().books().kept_pages();
+            if self.kept == kept {
+                break;
+            }
+        }
+        false
+    }
+
+    /// Chooses the copies of fork relatives: the eviction of a shared page frees its frame only
+    /// when those leave too.
+    fn select_next(&self, items: &mut Vec<EvictItem>) -> bool {
+        let (mut of, mut ranges, mut pages) = (None, Vec::new(), 0);
+        let mut runs = self.shared.books.leave_next.queue();
+        while let Some((space, range)) = runs.front().copied()
+            && of.is_none_or(|of| of == space)
+            && pages + range.count().0 <= EVICT_PAGES_MAX as u64
+        {
+            runs.pop_front();
+            of = Some(space);
+            pages += range.count().0;
+            ranges.push(range);
+        }
+        drop(runs);
+        of.is_some_and(|space| self.choose_these(space, &ranges, items))
+    }
+
+    /// Starts a batch with the pages of `ranges`.
+    fn choose_these(
+        &self,
+        space: SpaceId,
+        ranges: &[VirtRange],
+        items: &mut Vec<EvictItem>,
+    ) -> bool {
+        let mut engine = self.shared.books.engine_for_many();
+        engine.evictions().select_these(space, ranges, items)
+    }
+
+    /// Chooses zero pages that were mapped for reads and are still unwritten. They leave first,
+    /// because they count like others and hold nothing. A page may change after the scan: its bytes
+    /// decide when it is taken out, as for every page. False if they are too few for a batch and
+    /// there is room: then they are left to the policy.
+    fn select_zeros(&mut self, items: &mut Vec<EvictItem>) -> bool {
+        let mut chosen: Option<(SpaceId, Arc<Process>)> = None;
+        let mut ranges: Vec<VirtRange> = Vec::new();
+        let mut pages = 0;
+        let pressed = self.before.pressed;
+        for _ in 0..ZERO_RUNS_A_BATCH {
+            let (space, range) = {
+                let mut runs = self.shared.books.zero_runs.queue();
+                // The newest run was mapped a moment ago, for a thread that may not have read it
+                // yet.
+                let may = pressed || runs.len() > 1;
+                let of = chosen.as_ref().map(|(space, _)| *space);
+                match runs.front() {
+                    Some(run) if may && of.is_none_or(|space| space == run.0) => {}
+                    _ => break,
+                }
+                match runs.pop_front() {
+                    Some(run) => run,
+                    None => break,
+                }
+            };
+            if chosen.is_none() {
+                let Some(process) = self.shared.processes.get(space) else {
+                    continue; // the address space is gone, and its pages with it
+                };
+                chosen = Some((space, process));
+            }
+            let Some((_, process)) = &chosen else { break };
+            let Ok(pagemap) = process.pagemap() else {
+                continue;
+            };
+            self.zeros.clear();
+            if pagemap
+                .scan(range, Category::PFNZERO, &mut self.zeros)
+                .is_ok()
+            {
+                let found = self.zeros.iter().map(|(run, _)| run.count().0).sum::<u64>();
+                if pages > 0 && pages + found > EVICT_PAGES_MAX as u64 {
+                    self.shared
+                        .books
+                        .zero_runs
+                        .queue()
+                        .push_front((space, range)); // for the next batch
+                    break;
+                }
+                pages += found;
+                ranges.extend(self.zeros.iter().map(|(run, _)| *run));
+            }
+            if pages >= EVICT_PAGES_MAX as u64 {
+                break;
+            }
+        }
+        match chosen {
+            Some((space, _)) if pressed || pages >= ZERO_PAGES_MIN => {
+                self.choose_these(space, &ranges, items)
+            }
+            _ => false,
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! Mappings whose pages cannot leave, because the program may not write there: the kernel moves
+//! none. Collectors protect their heaps for a while, and compilers their code for good.
+//!
+//! A refusal sets the whole mapping aside, until it is writable again. That is looked up when the
+//! kernel tells of a change of protection, and at intervals, because such a record may be lost.
+
+use std::sync::atomic::Ordering;
+
+use undercroft_base::{VirtPage, VirtRange};
+
+use crate::space::parts::{CHUNKS, next_parts, pause};
+use crate::space::process::Process;
+use crate::space::shared::Shared;
+
+/// Mappings of one process that are looked up in one round, some 1 us each.
+const LOOKS: usize = 64;
+
+/// The kernel refused to move these pages of a process.
+pub(crate) fn refused(shared: &Shared, process: &Process, pages: impl Iterator<Item = VirtPage>) {
+    let Ok(maps) = process.maps() else { return };
+    let mut known = VirtRange::new(VirtPage(0), VirtPage(0));
+    for page in pages {
+        if known.contains(page) {
+            continue;
+        }
+        let Ok(Some(mapping)) = maps.at_or_above(page) else {
+            continue;
+        };
+        if mapping.range.contains(page) && mapping.private_anonymous && !mapping.writable {
+            known = mapping.range;
+            let set = parts(shared, process, known);
+            for new in known.minus(&set) {
+                set_aside(shared, process, new, true);
+            }
+        }
+    }
+}
+
+/// Looks up whether mappings of `range` that are set aside are writable again.
+pub(crate) fn look(shared: &Shared, process: &Process, range: VirtRange) {
+    let set = parts(shared, process, range);
+    look_up(shared, process, &set);
+}
+
+/// Looks up some of the mappings that are set aside, and the next ones in the next round.
+pub(crate) fn look_around(shared: &Shared, process: &Process) {
+    let set = parts(shared, process, process.all_pages);
+    if set.is_empty() {
+        return;
+    }
+    let from = VirtPage(process.backlog.still_looked.load(Ordering::Relaxed));
+    let mut rest: Vec<_> = set.iter().filter(|part| part.end > from).copied().collect();
+    if let Some(first) = rest.first_mut() {
+        first.start = first.start.max(from);
+    }
+    let next = look_up(shared, process, &rest).unwrap_or(process.all_pages.start);
+    process
+        .backlog
+        .still_looked
+        .store(next.0, Ordering::Relaxed);
+}
+
+/// Lets the pages of writable mappings in `set` move. Returns where to go on, if not all were
+/// looked up.
+fn look_up(shared: &Shared, process: &Process, set: &[VirtRange]) -> Option<VirtPage> {
+    let maps = process.maps().ok()?;
+    let mut looks = 0;
+    for part in set {
+        let mut at = part.start;
+        while at < part.end {
+            if looks == LOOKS {
+                return Some(at);
+            }
+            looks += 1;
+            let Ok(Some(mapping)) = maps.at_or_above(at) else {
+                break;
+            };
+            if mapping.writable && !mapping.range.intersect(*part).is_empty() {
+                set_aside(shared, process, mapping.range.intersect(*part), false);
+            }
+            at = mapping.range.end;
+        }
+    }
+    None
+}
+
+/// The parts of `range` that are set aside.
+fn parts(shared: &Shared, process: &Process, range: VirtRange) -> Vec<VirtRange> {
+    let mut engine = shared.books.engine();
+    engine.evictions().still_parts(process.space, range)
+}
+
+/// Sets `range` aside, or ends that. The books are changed a few chunks at a time.
+fn set_aside(shared: &Shared, process: &Process, range: VirtRange, on: bool) {
+    let space = process.space;
+    let mut engine = shared.books.engine();
+    engine.evictions().set_still(space, range, on);
+    drop(engine);
+    let mut left = range;
+    while !left.is_empty() {
+        let mut engine = shared.books.engine_for_many();
+        for part in next_parts(&engine, space, &mut left, CHUNKS) {
+            engine.evictions().follow_still(space, part);
+        }
+        drop(engine);
+        if !left.is_empty() {
+            pause();
+        }
+    }
+}

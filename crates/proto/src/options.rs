@@ -1,0 +1,371 @@
+//! The options of a run. The command line parses them, and the keeper hands them to the manager
+//! unchanged.
+
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use undercroft_base::{Bytes, Cpus, Price};
+use undercroft_engine::reclaim::MOVES_A_SECOND;
+use undercroft_policy::place::PlacementName;
+use undercroft_policy::prefetch::PrefetchName;
+use undercroft_policy::reclaim::ReclaimName;
+use undercroft_qos::{LatencyBound, StallMax};
+use undercroft_tier::shape::read_time;
+use undercroft_tier::spec::TierSpec;
+
+/// The manager's choice when every tier is full and the limit is reached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WhenFull {
+    /// Pages stay in memory; the limit is exceeded, with a warning and a counter.
+    #[default]
+    Stay,
+    /// The client is ended with status 125.
+    Kill,
+}
+
+/// How often the Accessed bits of resident pages are read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AccessScan {
+    /// Twice a second while pages leave memory, if the machine allows it.
+    #[default]
+    Auto,
+    /// At this interval. The run is refused if the machine does not allow it.
+    Every(Duration),
+    /// Not at all.
+    Never,
+}
+
+/// Options of one client. The caller has validated them.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ClientOptions {
+    /// DRAM for the client; `u64::MAX` bytes = no limit.
+    #[serde(with = "as_number")]
+    pub memory_max: Bytes,
+    /// Fastest first; never empty.
+    #[serde(with = "as_text")]
+    pub tiers: Vec<TierSpec>,
+    /// Which reclaim policy.
+    #[serde(with = "as_name")]
+    pub reclaim: ReclaimName,
+    /// Which prefetch policy, with its size.
+    #[serde(with = "as_name")]
+    pub prefetch: PrefetchName,
+    /// Which placement policy.
+    #[serde(with = "as_name")]
+    pub placement: PlacementName,
+    /// The manager's choice when every tier is full.
+    pub when_full: WhenFull,
+    /// Suppress everything but errors on stderr.
+    pub quiet: bool,
+    /// Where to record the page faults; `None` = nowhere.
+    pub trace: Option<PathBuf>,
+    /// How often Accessed bits are read.
+    pub access_scan: AccessScan,
+    /// The bound of page-ins; `None` = none.
+    #[serde(with = "as_bound")]
+    pub latency: Option<LatencyBound>,
+    /// False: the bound is only measured.
+    pub latency_control: bool,
+    /// Most of its time that the program may wait for pages; `None` = no bound.
+    #[serde(with = "as_bound")]
+    pub stall_max: Option<StallMax>,
+    /// How often a new manager may take over from one that died.
+    pub takeovers_max: u32,
+    /// The class in which a daemon gives memory; `None` = no daemon does.
+    pub class: Option<String>,
+    /// Price of a GiB of DRAM; `None` = the report has no cost of the whole.
+    #[serde(with = "as_bound")]
+    pub memory_price: Option<Price>,
+    /// The manager's rights on the machine.
+    pub rights: Rights,
+    /// Threads that compress, with the evictor; `None` = by the number of CPUs.
+    pub compressors: Option<usize>,
+}
+
+/// Most threads that compress.
+pub const COMPRESSORS_MAX: usize = 16;
+
+/// Least that may move between tiers in a second: a slab of 1 MiB.
+pub const MOVES_MIN: Bytes = Bytes(1 << 20);
+
+/// Rights of a manager on the machine, besides memory. A daemon grants it by class.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Rights {
+    /// CPUs of its threads; `None` = all that the keeper may use.
+    #[serde(with = "as_bound")]
+    pub cpus: Option<Cpus>,
+    /// Real-time priority for the threads that must not be late.
+    pub realtime: bool,
+    /// Bytes a second that move between tiers in the background.
+    #[serde(with = "as_number")]
+    pub moves: Bytes,
+}
+
+impl Default for Rights {
+    fn default() -> Rights {
+        Rights {
+            cpus: None,
+            realtime: true,
+            moves: MOVES_A_SECOND,
+        }
+    }
+}
+
+impl ClientOptions {
+    /// Whether something can be done to keep a stall bound. Error: why not, with the fix.
+    ///
+    /// The last tier need not be a disk, but slower than the first below memory. It is refused
+    /// where it is known that it is not: by the shapes, or because both are on one device.
+    pub fn can_bound_stall(&self) -> Result<(), &'static str> {
+        if self.placement.to_string() != "locality" {
+            return Err("only --placement locality shifts pages between an SSD and a disk");
+        }
+        let mut below = (self.tiers.iter()).filter(|tier| !tier.facts().charged_to_limit);
+        let (Some(ssd), Some(disk)) = (below.next(), below.next_back()) else {
+            return Err(
+                "there is nothing to shift: give an SSD and a disk, such as \
+                        --tier file:SSD,size=SIZE --tier file:DISK,size=SIZE",
+            );
+        };
+        let is_slower = match (ssd.shape, disk.shape) {
+            (Some(ssd), Some(disk)) => read_time(disk) > read_time(ssd),
+            (None, None) => device(ssd).is_none_or(|of_ssd| device(disk) != Some(of_ssd)),
+            _ => true, // not known
+        };
+        if is_slower {
+            Ok(())
+        } else {
+            Err(
+                "the last tier is not slower than the first one below memory, so a shift changes \
+                 nothing: give an SSD, and a disk as the last tier",
+            )
+        }
+    }
+
+    /// Whether the run may have a stall bound and a latency bound at a time. Error: why not, with
+    /// the fix.
+    pub fn can_bound_both(&self) -> Result<(), &'static str> {
+        if self.latency_control {
+            Err(
+                "a latency bound and a stall bound would both decide which pages go to the last tier: \
+                 leave one out, or only measure the latency (--latency p99=200us,measure)",
+            )
+        } else {
+            Ok(())
+        }
+    }
+}
+
+/// The device that a tier is on: of a file, that of its file system. `None`: it has no path, or one
+/// that is not there.
+fn device(tier: &TierSpec) -> Option<u64> {
+    let path = tier.path.as_ref()?;
+    let there = path.metadata().or_else(|_| match path.parent() {
+        Some(parent) if parent != Path::new("") => parent.metadata(),
+        _ => Path::new(".").metadata(),
+    });
+    let there = there.ok()?;
+    let kind = there.file_type();
+    let is_device = kind.is_block_device() || kind.is_char_device();
+    Some(if is_device { there.rdev() } else { there.dev() })
+}
+
+/// Options of one `undercroft run`.
+#[derive(Clone, Debug)]
+pub struct RunOptions {
+    /// The client's options.
+    pub client: ClientOptions,
+    /// Program and arguments; never empty.
+    pub command: Vec<std::ffi::OsString>,
+    /// Where to write the report.
+    pub report: Option<PathBuf>,
+    /// The class to ask the daemon for; `None`: no daemon is asked.
+    pub daemon: Option<String>,
+    /// Wait until everything that the program started has ended, too.
+    pub wait_all: bool,
+}
+
+/// A size in JSON: its number of bytes.
+mod as_number {
+    use serde::{Deserialize, Deserializer, Serializer};
+    use undercroft_base::Bytes;
+
+    pub(super) fn serialize<S: Serializer>(size: &Bytes, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_u64(size.0)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Bytes, D::Error> {
+        u64::deserialize(from).map(Bytes)
+    }
+}
+
+/// A policy's name in JSON: its text, which is parsed on the other side.
+mod as_name {
+    use std::fmt::Display;
+    use std::str::FromStr;
+
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<T: Display, S: Serializer>(name: &T, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(name)
+    }
+
+    pub(super) fn deserialize<'de, T, D>(from: D) -> Result<T, D::Error>
+    where
+        T: FromStr<Err: Display>,
+        D: Deserializer<'de>,
+    {
+        let text = String::deserialize(from)?;
+        text.parse().map_err(D::Error::custom)
+    }
+}
+
+/// A bound or a price in JSON: its text, or null.
+pub(crate) mod as_bound {
+    use std::fmt::Display;
+    use std::str::FromStr;
+
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(crate) fn serialize<T: Display, S: Serializer>(
+        bound: &Option<T>,
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        bound.as_ref().map(T::to_string).serialize(to)
+    }
+
+    pub(crate) fn deserialize<'de, T, D>(from: D) -> Result<Option<T>, D::Error>
+    where
+        T: FromStr<Err: Display>,
+        D: Deserializer<'de>,
+    {
+        let text = Option::<String>::deserialize(from)?;
+        let parsed = text.map(|text| text.parse().map_err(D::Error::custom));
+        parsed.transpose()
+    }
+}
+
+/// Tiers in JSON: each as its canonical text, which parses to an equal value.
+mod as_text {
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
+    use undercroft_tier::spec::TierSpec;
+
+    pub(super) fn serialize<S: Serializer>(tiers: &[TierSpec], to: S) -> Result<S::Ok, S::Error> {
+        to.collect_seq(tiers.iter().map(TierSpec::to_string))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<Vec<TierSpec>, D::Error> {
+        let texts = Vec::<String>::deserialize(from)?;
+        let parsed = texts
+            .iter()
+            .map(|text| text.parse().map_err(D::Error::custom));
+        parsed.collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(texts: &[&str]) -> ClientOptions {
+        ClientOptions {
+            memory_max: Bytes(u64::MAX),
+            tiers: (texts.iter().map(|text| text.parse().expect("a tier"))).collect(),
+            reclaim: "clock".parse().expect("a policy"),
+            prefetch: "window:5".parse().expect("a policy"),
+            placement: "worth".parse().expect("a policy"),
+            when_full: WhenFull::Kill,
+            quiet: true,
+            trace: None,
+            access_scan: AccessScan::Never,
+            latency: Some("p99.9=1500us".parse().expect("a bound")),
+            latency_control: true,
+            stall_max: Some("30%".parse().expect("a bound")),
+            takeovers_max: 7,
+            class: Some("web".to_owned()),
+            memory_price: Some("4.5".parse().expect("a price")),
+            rights: Rights {
+                cpus: Some("0-3,6".parse().expect("CPUs")),
+                realtime: false,
+                moves: Bytes(5 << 20),
+            },
+            compressors: Some(3),
+        }
+    }
+
+    #[test]
+    fn a_stall_bound_needs_a_last_tier_that_is_slower() {
+        let with = |tiers: &[&str]| ClientOptions {
+            placement: "locality".parse().expect("a policy"),
+            ..options(tiers)
+        };
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = |name: &str| format!("file:{},size=1G", folder.path().join(name).display());
+        let (one, two) = (file("one"), file("two"));
+        for (tiers, word) in [
+            (vec!["ram", one.as_str()], "nothing to shift"),
+            (vec![&one, &two], "not slower"),
+            (
+                vec!["file:/a,shape=nvme", "file:/b,shape=nvme"],
+                "not slower",
+            ),
+            (
+                vec!["file:/a,shape=hdd-7200", "file:/b,shape=nvme"],
+                "not slower",
+            ),
+        ] {
+            let why = with(&tiers).can_bound_stall().expect_err("refused");
+            assert!(why.contains(word), "{tiers:?}: {why}");
+        }
+        for tiers in [
+            ["file:/a,shape=nvme", "file:/b,shape=hdd-7200"],
+            ["file:/a,shape=nvme", one.as_str()], // not known
+            [&one, "file:/proc,size=1G"],         // another device
+        ] {
+            assert_eq!(with(&tiers).can_bound_stall(), Ok(()), "{tiers:?}");
+        }
+    }
+
+    #[test]
+    fn options_are_the_same_on_the_other_side() {
+        let options = options(&[
+            "ram,zstd,max=12.5%",
+            "file:/a:b,size=20G,price=0.1,tbw=600T",
+        ]);
+        let sent = serde_json::to_string(&options).expect("JSON");
+        let got: ClientOptions = serde_json::from_str(&sent).expect("options");
+        assert_eq!(
+            (got.memory_max, &got.tiers, &got.prefetch, got.latency),
+            (
+                options.memory_max,
+                &options.tiers,
+                &options.prefetch,
+                options.latency
+            )
+        );
+        assert_eq!(got.memory_price, options.memory_price);
+        assert_eq!(got.rights.cpus, options.rights.cpus);
+        assert_eq!(got.rights.moves, options.rights.moves);
+        for (right, wrong) in [
+            ("ram,zstd", "rum,zstd"),
+            ("window:5", "window:500"),
+            ("p99.9=", "p100="),
+            ("30%", "130%"),
+            ("4.5", "-4.5"),
+            ("0-3,6", "3-0"),
+            ("600T", "600"),
+        ] {
+            let wrong = sent.replace(right, wrong);
+            assert!(serde_json::from_str::<ClientOptions>(&wrong).is_err());
+        }
+    }
+}

@@ -1,0 +1,257 @@
+//! Answer of `status --json`: one running client at one moment.
+
+use std::fmt;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use undercroft_engine::Stats;
+use undercroft_policy::place::Temperatures;
+use undercroft_qos::pressure::Pressure;
+use undercroft_tier::profile::Profile;
+
+use super::{
+    BoundReport, CostReport, Counters, Faults, Immovable, LimitExceeded, MissRatioCurve, Pages,
+    Policies, Quantiles, TierFigures, command_line,
+};
+
+/// A running client, as `status --json` gives it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Snapshot {
+    /// Version of the format of the writer.
+    pub schema_version: u32,
+    /// Version of Undercroft.
+    pub version: String,
+    /// Process id of the keeper.
+    pub pid: u32,
+    /// Process id of `undercroft run`, which ends with its program; null: it has ended, and
+    /// processes that it left behind go on.
+    #[serde(default)]
+    pub run_pid: Option<u32>,
+    /// Process id of the program.
+    pub client_pid: u32,
+    /// Process id of the manager.
+    pub manager_pid: u32,
+    /// Program and arguments, at most 4 KiB of them; the last word may be cut, and ends with "..."
+    /// then.
+    pub command: Vec<String>,
+    /// How many arguments the program was given.
+    #[serde(default)]
+    pub arguments: u64,
+    /// Since the program started.
+    pub uptime_seconds: f64,
+    /// The class in which the daemon gives it memory; null when no daemon does.
+    #[serde(default)]
+    pub class: Option<String>,
+    /// The limit; null when there is none.
+    pub memory_max_bytes: Option<u64>,
+    /// True while a user has paused it, or kernel swap is on that would lose pages: no page is
+    /// evicted or moved, and the limit is not kept.
+    #[serde(default)]
+    pub paused: bool,
+    /// Resident managed pages now.
+    pub resident_bytes: u64,
+    /// Resident managed pages plus what tiers hold in memory, now.
+    pub dram_bytes: u64,
+    /// Each tier now, fastest first.
+    pub tiers: Vec<TierSnapshot>,
+    /// Temperatures of its slabs; null for placements that keep none.
+    #[serde(default)]
+    pub slabs: Option<Slabs>,
+    /// Faults since the start.
+    pub faults: Faults,
+    /// Distribution since the start; null when there was no fault.
+    pub fault_latency_seconds: Option<Quantiles>,
+    /// The sum of all fault times since the start. Faults of several threads add up.
+    #[serde(default)]
+    pub stall_seconds: f64,
+    /// Time since the start in which at least one thread waited for a page.
+    #[serde(default)]
+    pub stall_some_seconds: f64,
+    /// The same as parts of the time, lately.
+    #[serde(default)]
+    pub pressure: PressureReport,
+    /// How the stall bound is kept; null when there is none.
+    #[serde(default)]
+    pub stall_bound: Option<StallBoundReport>,
+    /// How the latency bound is kept; null when there is none.
+    #[serde(default)]
+    pub latency_bound: Option<BoundReport>,
+    /// Pages moved since the start.
+    pub pages: Pages,
+    /// Over the time since the previous snapshot was taken.
+    pub rates: Rates,
+    /// Time above the limit so far, as it was raised for what cannot leave.
+    pub limit_exceeded: LimitExceeded,
+    /// Memory that cannot leave, and the limit that was raised for it.
+    #[serde(default)]
+    pub immovable: Immovable,
+    /// Names in force.
+    pub policies: Policies,
+    /// The engine's counters.
+    pub counters: Counters,
+    /// Cost of other limits so far. Null without a limit, or while no page has left
+    /// memory.
+    #[serde(default)]
+    pub mrc: Option<MissRatioCurve>,
+    /// Cost of DRAM and tiers at their peaks so far. Null if DRAM, or a tier that was used, has
+    /// no price, and while the program is so far below its limit that no page is counted.
+    #[serde(default)]
+    pub cost: Option<CostReport>,
+}
+
+impl Snapshot {
+    /// Whether a user means this run by a process id: the keeper's, that of `undercroft run`, or
+    /// the program's.
+    pub fn is_of(&self, pid: u32) -> bool {
+        self.pid == pid || self.run_pid == Some(pid) || (pid != 0 && self.client_pid == pid)
+    }
+
+    /// The command on one line, for people.
+    pub fn command_line(&self) -> String {
+        command_line(&self.command, self.arguments)
+    }
+
+    /// Leaves only the program's name of its command: arguments may be secrets.
+    pub fn hide_arguments(&mut self) {
+        self.command.truncate(1);
+    }
+
+    /// A line as in the kernel's pressure files: percent, and microseconds in all. There is no line
+    /// `full`: whether every thread waits is not known.
+    pub fn pressure_line(&self) -> String {
+        let now = &self.pressure;
+        format!(
+            "some avg10={:.2} avg60={:.2} avg300={:.2} total={}",
+            now.some_avg10,
+            now.some_avg60,
+            now.some_avg300,
+            (self.stall_some_seconds * 1e6) as u64
+        )
+    }
+}
+
+/// How many slabs of 256 consecutive pages, of those that were ever stored, have which temperature
+/// (RapidSwap §3.2).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Slabs {
+    /// Used in the last 5 s.
+    pub hot: u64,
+    /// In the last 10 s, or moved one tier down in the last 5 s.
+    pub warm: u64,
+    /// Not for longer.
+    pub cold: u64,
+}
+
+impl Slabs {
+    /// Counts more slabs.
+    pub fn add(&mut self, more: Temperatures) {
+        self.hot += more.hot;
+        self.warm += more.warm;
+        self.cold += more.cold;
+    }
+}
+
+/// How a stall bound is kept.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct StallBoundReport {
+    /// As the user wrote it: `30%`.
+    pub bound: String,
+    /// The part of the time in which some thread waited, since the bound is in force.
+    pub ratio: f64,
+    /// Windows of a second at whose end it was kept.
+    pub windows_kept: u64,
+    /// Windows at whose end it was not kept.
+    pub windows_missed: u64,
+    /// By how much SSD segments are longer than their default; 64 = the most.
+    pub shift: f64,
+}
+
+impl fmt::Display for StallBoundReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "stall {}: waits {:.1}% of the time; kept in {} of {} windows",
+            self.bound,
+            self.ratio * 100.0,
+            self.windows_kept,
+            self.windows_kept + self.windows_missed
+        )
+    }
+}
+
+/// The part of the time in which at least one thread waited for a page, lately: percent, as the
+/// kernel's pressure files give it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct PressureReport {
+    /// Over about ten seconds.
+    pub some_avg10: f64,
+    /// Over about a minute.
+    pub some_avg60: f64,
+    /// Over about five minutes.
+    pub some_avg300: f64,
+}
+
+impl PressureReport {
+    /// As it is now.
+    pub fn of(pressure: &Pressure) -> PressureReport {
+        let [some_avg10, some_avg60, some_avg300] =
+            (pressure.averages()).map(|part| (part * 1e4).round() / 1e2);
+        PressureReport {
+            some_avg10,
+            some_avg60,
+            some_avg300,
+        }
+    }
+}
+
+/// A tier at one moment.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct TierSnapshot {
+    /// Figures that the report has, too.
+    #[serde(flatten)]
+    pub figures: TierFigures,
+    /// 1 = the fastest in use; null if it was removed.
+    #[serde(default)]
+    pub rank: Option<u64>,
+    /// Time of a load, as measured lately; for `ram` and `nvm` an estimate.
+    #[serde(default)]
+    pub load_seconds: f64,
+    /// Page bytes held, before compression.
+    pub logical_bytes: u64,
+    /// Copy bytes held, after compression.
+    pub stored_bytes: u64,
+    /// Bytes taken from the memory or device below.
+    pub held_bytes: u64,
+    /// Figures measured of its device before (`undercroft tiers --measure`); null if nothing was.
+    #[serde(default)]
+    pub profile: Option<Profile>,
+}
+
+/// Events in one second.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Rates {
+    /// Faults.
+    pub faults_per_second: f64,
+    /// Pages installed from a tier.
+    pub swapped_in_per_second: f64,
+    /// Pages evicted.
+    pub swapped_out_per_second: f64,
+}
+
+impl Rates {
+    /// From two readings `seconds` apart; zero when no time has passed.
+    pub fn between(before: &Stats, after: &Stats, seconds: f64) -> Rates {
+        let rate = |before: u64, after: u64| {
+            if seconds > 0.0 {
+                after.saturating_sub(before) as f64 / seconds
+            } else {
+                0.0
+            }
+        };
+        Rates {
+            faults_per_second: rate(before.faults, after.faults),
+            swapped_in_per_second: rate(before.pages_swapped_in, after.pages_swapped_in),
+            swapped_out_per_second: rate(before.pages_swapped_out, after.pages_swapped_out),
+        }
+    }
+}

@@ -1,0 +1,392 @@
+//! The report's field names, numbers and text.
+
+use hdrhistogram::Histogram;
+use serde_json::Value;
+use undercroft_base::{Bytes, Nanos, PageCount, RemoteCounts};
+use undercroft_engine::Stats;
+use undercroft_policy::mrc::{Curve, Point};
+use undercroft_qos::Monitor;
+use undercroft_tier::spec::Rated;
+
+use super::*;
+
+fn histogram(values: impl IntoIterator<Item = u64>) -> Histogram<u64> {
+    let mut histogram = Histogram::new(3).expect("3 digits are allowed");
+    for value in values {
+        histogram
+            .record(value)
+            .expect("an auto-resizing histogram takes any value");
+    }
+    histogram
+}
+
+fn rated() -> Rated {
+    Rated {
+        price: Some("2".parse().expect("a price")),
+        budget: Some("600T".parse().expect("a budget")),
+    }
+}
+
+/// The cost of the RAM tier of [`sample`].
+fn pool_use() -> TierUse {
+    TierUse {
+        charged_to_limit: true,
+        rated: rated(),
+        held_peak: Bytes(3 << 20),
+        written: Bytes(1 << 30),
+    }
+}
+
+fn pool() -> TierReport {
+    TierReport {
+        figures: TierFigures {
+            name: "ram".into(),
+            kind: "ram".into(),
+            emulated: false,
+            ratio: Some(4.0),
+            reads: 100,
+            writes: 125,
+            written_bytes: 1 << 30,
+            updates: 0,
+            cost: pool_use().cost(),
+            wear: pool_use().wear(2.5),
+            remote: Some(RemoteReport::of(RemoteCounts::default())),
+            drain: None,
+        },
+        shape: None,
+        mapping: None,
+        capacity_bytes: 1 << 30,
+        logical_bytes_peak: 8 << 20,
+        stored_bytes_peak: 2 << 20,
+        held_bytes_peak: 3 << 20,
+        errors: 0,
+        read_latency_seconds: None,
+        file: Some(FileCounts::default()),
+    }
+}
+
+fn sample() -> Report {
+    let stats = Stats {
+        faults: 10,
+        first_touch: 4,
+        swap_in: 6,
+        prefetch_hits: 31,
+        pages_swapped_in: 100,
+        pages_swapped_out: 200,
+        clean_dropped: 50,
+        same_filled: 25,
+        prefetched: 94,
+        resident_peak: PageCount(1024),
+        pages_peak: PageCount(3072),
+        dram_peak: Bytes(6 << 20),
+        ..Stats::default()
+    };
+    let mrc = MissRatioCurve::of(
+        &curve(),
+        8 << 20,
+        &stats,
+        (Nanos(2_500_000_000), Nanos(0)),
+        Nanos(5_000),
+    );
+    Report {
+        schema_version: SCHEMA_VERSION,
+        version: "1".into(),
+        kernel: kernel_release(),
+        command: vec!["redis-server".into(), "--port".into(), "7001".into()],
+        exit_status: 0,
+        wall_seconds: 2.5,
+        memory_max_bytes: limit(8 << 20),
+        resident_bytes_peak: stats.resident_peak.bytes().0,
+        dram_bytes_peak: stats.dram_peak.0,
+        faults: Faults::of(&stats),
+        fault_latency_seconds: Quantiles::of(&histogram(
+            [5_000; 98].into_iter().chain([20_000, 90_000]),
+        )),
+        fault_breakdown_seconds: Some(breakdown()),
+        latency_bound: Some(bound_report()),
+        stall_seconds: 1e-3,
+        stall_some_seconds: 8e-4,
+        stall_bound: Some(stall_bound()),
+        pages: Pages::from(&stats),
+        tiers: vec![pool()],
+        limit_exceeded: LimitExceeded::default(),
+        immovable: Immovable::default(),
+        pauses: Pauses::default(),
+        manager: ManagerCost::default(),
+        spaces: 1,
+        mappings_peak: 40,
+        managed: true,
+        unmanaged_processes_peak: 1,
+        policies: policies(),
+        counters: Counters::from(&stats),
+        access_scans: Some(access_scans()),
+        mrc,
+        cost: CostReport::of("4".parse().ok(), peaks(&stats), &[pool_use()]),
+        takeovers: Takeovers::default(),
+    }
+}
+
+fn stall_bound() -> StallBoundReport {
+    StallBoundReport {
+        bound: "30%".to_owned(),
+        ratio: 0.25,
+        windows_kept: 9,
+        windows_missed: 1,
+        shift: 4.0,
+    }
+}
+
+fn bound_report() -> BoundReport {
+    BoundReport {
+        control: Some(crate::report::BoundControl {
+            pages_go_to: "buffer".to_owned(),
+            batch_pages: 9,
+            changes: 2,
+            writes_after_reads: 5,
+        }),
+        ..BoundReport::of(&bound())
+    }
+}
+
+/// Three windows of ten page-ins, all within the limit.
+fn bound() -> Monitor {
+    let mut monitor = Monitor::new("p90=100us".parse().expect("a bound"));
+    for micros in [90, 20, 30] {
+        (0..10).for_each(|_| monitor.add(Nanos(micros * 1000)));
+        monitor.end_window().expect("enough page-ins");
+    }
+    monitor
+}
+
+fn curve() -> Curve {
+    let point = |mib: u64, faults, most| Point {
+        limit: Bytes(mib << 20),
+        faults,
+        least: faults / 2.0,
+        most,
+    };
+    Curve {
+        points: vec![
+            point(4, 200_006.0, None),
+            point(8, 6.0, Some(6.0)),
+            point(16, 0.0, Some(2.0)),
+        ],
+        followed: PageCount(500),
+        one_in: 4,
+    }
+}
+
+fn breakdown() -> FaultBreakdown {
+    FaultBreakdown {
+        faults: 10,
+        intake: 1e-6,
+        decide: 2e-6,
+        load: 3e-6,
+        install: 4e-6,
+    }
+}
+
+fn access_scans() -> AccessScans {
+    AccessScans {
+        count: 10,
+        seconds: 0.01,
+        pages_used: 1000,
+    }
+}
+
+fn policies() -> Policies {
+    Policies {
+        reclaim: "auto".into(),
+        prefetch: "majority".into(),
+        placement: "worth".into(),
+        compressed_bytes_target: Some(4096),
+        placement_decisions: 3,
+        choice: Some(PolicyChoice {
+            rule: "active_inactive".into(),
+            changes: 1,
+            pages_since_change: 100,
+            lru_sample_faults: 30,
+            active_inactive_sample_faults: 10,
+        }),
+    }
+}
+
+/// Every path of names in a JSON value, arrays as `[]`, sorted.
+fn paths(value: &Value, prefix: &str, out: &mut Vec<String>) {
+    match value {
+        Value::Object(fields) => {
+            for (name, value) in fields {
+                let path = if prefix.is_empty() {
+                    name.clone()
+                } else {
+                    format!("{prefix}.{name}")
+                };
+                paths(value, &path, out);
+            }
+        }
+        Value::Array(values) if values.iter().any(Value::is_object) => {
+            for value in values {
+                paths(value, &format!("{prefix}[]"), out);
+            }
+        }
+        _ => out.push(prefix.to_owned()),
+    }
+}
+
+#[test]
+fn report_field_names_are_those_promised() {
+    let json = serde_json::to_value(sample()).expect("a report is plain data");
+    let mut found = Vec::new();
+    paths(&json, "", &mut found);
+    found.sort();
+    let golden = include_str!("golden_fields.txt");
+    assert_eq!(
+        found.join("\n"),
+        golden.trim(),
+        "a renamed field needs a new schema_version"
+    );
+}
+
+#[test]
+fn report_survives_json() {
+    let report = sample();
+    let text = serde_json::to_string(&report).expect("a report is plain data");
+    let back: Report = serde_json::from_str(&text).expect("it reads what it wrote");
+    assert_eq!(back, report);
+}
+
+#[test]
+fn quantiles_are_in_seconds_and_absent_when_empty() {
+    assert_eq!(Quantiles::of(&histogram([])), None);
+    let q = Quantiles::of(&histogram((1..=1000).map(|n| n * 1000))).expect("not empty");
+    for (got, want) in [
+        (q.p50, 500e-6),
+        (q.p90, 900e-6),
+        (q.p99, 990e-6),
+        (q.p999, 999e-6),
+        (q.max, 1e-3),
+    ] {
+        assert!((got - want).abs() / want < 0.002, "{got} is not {want}");
+    }
+}
+
+#[test]
+fn no_limit_is_null_not_a_large_number() {
+    assert_eq!(limit(u64::MAX), None);
+    assert_eq!(limit(1 << 30), Some(1 << 30));
+}
+
+#[test]
+fn rates_need_time_to_pass() {
+    let after = Stats {
+        faults: 10,
+        pages_swapped_in: 20,
+        pages_swapped_out: 30,
+        ..Stats::default()
+    };
+    let rates = Rates::between(&Stats::default(), &after, 2.0);
+    assert_eq!(
+        (
+            rates.faults_per_second,
+            rates.swapped_in_per_second,
+            rates.swapped_out_per_second
+        ),
+        (5.0, 10.0, 15.0)
+    );
+    assert_eq!(
+        Rates::between(&Stats::default(), &after, 0.0),
+        Rates::default()
+    );
+}
+
+#[test]
+fn summary_shows_logical_stored_and_ratio_side_by_side() {
+    let text = human_summary(&sample(), false);
+    assert!(!text.contains('\x1b'), "colour was not asked for: {text:?}");
+    assert!(
+        text.contains("logical 8.0 MiB, stored 2.0 MiB, ratio 4.00"),
+        "{text}"
+    );
+    assert!(
+        text.contains("6.0 MiB DRAM at most (limit 8.0 MiB)"),
+        "{text}"
+    );
+    assert!(text.contains("p50 5.0 us, p99 20.0 us"), "{text}");
+    assert!(!text.contains("warning"), "nothing went wrong: {text}");
+    assert!(text.contains("p90=100us: kept in 3 of 3 windows, worst 90.1 us"));
+    assert!(
+        text.contains("$0.0215 at peak (DRAM $0.0156, tiers $0.0059), 46 % of all in DRAM"),
+        "{text}"
+    );
+    assert!(text.lines().count() <= 11, "{text}");
+    assert!(human_summary(&sample(), true).contains('\x1b'));
+}
+
+#[test]
+fn summary_warns_of_what_went_wrong() {
+    let mut report = sample();
+    report.immovable = Immovable {
+        bytes_peak: 70 << 20,
+        limit_raised_bytes_peak: 9 << 20,
+        limit_raised_seconds: 1.5,
+        ..Immovable::default()
+    };
+    report.limit_exceeded = LimitExceeded {
+        events: 2,
+        bytes_peak: 4096,
+        seconds: 0.5,
+    };
+    report.counters.lost = 3;
+    let mut missed = bound();
+    (0..10).for_each(|_| missed.add(Nanos(500_000)));
+    missed.end_window().expect("enough page-ins");
+    report.latency_bound = Some(BoundReport::of(&missed));
+    let text = human_summary(&report, false);
+    assert!(
+        text.contains("above the limit 2 times, by 4.0 KiB at most, for 500.0 ms"),
+        "{text}"
+    );
+    assert!(text.contains("3 pages were lost"), "{text}");
+    assert!(
+        text.contains("p90=100us was missed in 1 window; every window would have kept 507.9 us"),
+        "{text}"
+    );
+}
+
+#[test]
+fn summary_keeps_a_long_command_on_one_line() {
+    let mut report = sample();
+    report.command = vec!["sh".into(), "-c".into(), "echo é\n".repeat(100)];
+    let text = human_summary(&report, false);
+    assert!(text.lines().count() <= 11, "{text}");
+    assert!(
+        text.lines()
+            .next()
+            .is_some_and(|line| line.ends_with("...") && line.chars().count() < 80),
+        "{text}"
+    );
+}
+
+#[test]
+fn other_limits_cost_time_by_their_faults_and_save_no_more_than_faults_took() {
+    let mrc = sample().mrc.expect("pages left");
+    let in_force: Vec<_> = mrc.limits.iter().map(|point| point.in_force).collect();
+    assert_eq!(in_force, [false, true, false]);
+    let each = mrc.fault_seconds;
+    assert!(each > 5e-6, "{each}");
+    let seconds: Vec<_> = mrc.limits.iter().map(|point| point.wall_seconds).collect();
+    assert!(
+        (seconds[0] - 2.5 - 200_000.0 * each).abs() < 1e-6,
+        "{mrc:?}"
+    );
+    assert!((seconds[1] - 2.5).abs() < 1e-9, "{mrc:?}");
+    assert!((seconds[2] - 2.5 + 6.0 * each).abs() < 1e-6, "{mrc:?}");
+    assert_eq!(mrc.limits[0].faults, 200_010.0, "four are first touches");
+}
+
+#[test]
+fn nothing_is_said_of_other_limits_before_a_page_has_left() {
+    let stats = Stats::default();
+    let none = MissRatioCurve::of(&curve(), 8 << 20, &stats, (Nanos(1), Nanos(0)), Nanos(1));
+    assert_eq!(none, None);
+}

@@ -1,0 +1,96 @@
+//! Two rings of live tests. A change runs the first, `cargo xtask test --all` both.
+//!
+//! The second ring has what is judged by time or by luck, and what takes long. Random runs of the
+//! address space take turns: a change runs a third of them, the next one another.
+
+/// Names begin so, below `crates/tests/tests/live`: live against simulated, bounds of time,
+/// decisions of policies.
+const SECOND: [&str; 19] = [
+    "access_bits::a_hot_set_stays_in_memory",
+    "access_bits::by_default_a_run_scans",
+    "access_bits::by_default_idle_programs",
+    "lab::experiments_with_tiers_have_all_their_rows",
+    "latency::a_bound_that_no_page_in_can_keep",
+    "latency::a_bound_that_the_device_misses",
+    "latency::a_generous_bound_is_kept",
+    "live_and_simulated::",
+    "miss_ratio_curve::curve_of_one_run_is_near",
+    "one_device::one_control_keeps_the_bounds",
+    "one_device::programs_of_a_daemon_slow_each_other",
+    "policies::defaults_never_fault_far_more_often",
+    "real_time::a_thread_that_spins_in_turns",
+    "real_time::a_thread_that_spins_where_another_faults",
+    "real_time::a_thread_that_spins_where_reclaim_works",
+    "real_time::threads_that_spin_on_two_cpus",
+    "stall::a_stall_bound_is_kept_by_pages",
+    "tiers::a_shape_makes_every_kind_of_tier_as_slow",
+    "tiers::slabs_move_by_their_temperature",
+];
+
+/// Random runs of the address space. Each line is a third of their time.
+const TURNS: [&[&str]; 3] = [
+    &[
+        "address_space::address_space_survives_each_policy",
+        "address_space::address_space_survives_on_one_cpu",
+    ],
+    &[
+        "address_space::address_space_survives_on_the_ram_tier_alone",
+        "address_space::address_space_survives_on_ram_over_file",
+        "address_space::address_space_survives_guard_pages",
+    ],
+    &[
+        "address_space::address_space_survives_on_the_file_tier",
+        "address_space::address_space_survives_on_a_small_pool",
+        "address_space::address_space_survives_with_one_thread",
+        "address_space::address_space_survives_scans_of_access_bits",
+    ],
+];
+
+/// Tests that a change does not run.
+///
+/// * `commit`: its name, in hexadecimal digits. It says whose turn it is.
+pub(crate) fn later(commit: &str) -> Vec<&'static str> {
+    let digits = commit.get(..8).unwrap_or("0");
+    let turn = u32::from_str_radix(digits, 16).unwrap_or(0) as usize % TURNS.len();
+    let others = TURNS.iter().enumerate().filter(|(at, _)| *at != turn);
+    let others = others.flat_map(|(_, names)| names.iter().copied());
+    SECOND.into_iter().chain(others).collect()
+}
+
+/// Names of the tables that no test of `list` (what `--list` prints) has: the tables are stale.
+pub(crate) fn unknown(list: &str) -> Vec<&'static str> {
+    let turns = TURNS.into_iter().flatten().copied();
+    let all = SECOND.into_iter().chain(turns);
+    all.filter(|name| !list.lines().any(|line| line.starts_with(name)))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_turn_comes_and_leaves_the_others_for_later() {
+        for turn in 0..3 {
+            let later = later(&format!("{turn:08x}aaaa"));
+            for (at, names) in TURNS.iter().enumerate() {
+                assert!(
+                    names
+                        .iter()
+                        .all(|name| later.contains(name) == (at != turn))
+                );
+            }
+            assert!(SECOND.iter().all(|name| later.contains(name)));
+        }
+        assert_eq!(later("no commit"), later("00000000"));
+    }
+
+    #[test]
+    fn a_name_that_no_test_has_is_told() {
+        let all: Vec<&str> = (SECOND.into_iter().chain(TURNS.concat())).collect();
+        let list = all.join("_and_more: test\n");
+        assert!(unknown(&list).is_empty());
+        let without = list.replace("live_and_simulated::", "gone::");
+        assert_eq!(unknown(&without), ["live_and_simulated::"]);
+    }
+}

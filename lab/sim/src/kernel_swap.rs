@@ -1,0 +1,166 @@
+//! How the kernel chooses among swap devices, in place of a placement policy: what the papers
+//! compare with. Of a page that is stored nothing moves, and its copy stays until it is written.
+//!
+//! Source: `swapon(2)`, priorities. Devices of one priority take pages in turn; one of a lower
+//! priority takes pages once those above it are full. Differs: the kernel gives up copies of
+//! unchanged pages when half of all swap is used. Nothing here is an option of `undercroft run`.
+
+use std::fmt;
+
+use undercroft_base::{Bytes, Nanos, PageCount, PageNo, TierId};
+use undercroft_policy::place::locality::Locality;
+use undercroft_policy::place::{
+    GroupMove, Leaving, Migration, PageFacts, Place, TierOrder, TierState,
+};
+
+/// The kernel's choice of a swap device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KernelSwap {
+    /// Priorities: the first tier with room.
+    Priority,
+    /// Equal priorities: each tier in turn, page by page (the RAID-Swap of HybridSwap §5.1).
+    Striped,
+    /// The same, and `locality` does all its work at each fault and batch, for nothing: what that
+    /// work costs (HybridSwap §5.9).
+    StripedBesideLocality,
+}
+
+impl KernelSwap {
+    /// The rule, without history.
+    pub(crate) fn make(self) -> Box<dyn Place> {
+        let beside = self == KernelSwap::StripedBesideLocality;
+        Box::new(Swap {
+            kind: self,
+            turn: 0,
+            beside: beside.then(Locality::default),
+            unread: Vec::new(),
+        })
+    }
+
+    fn text(self) -> &'static str {
+        match self {
+            KernelSwap::Priority => "kernel-priority",
+            KernelSwap::Striped => "kernel-striped",
+            KernelSwap::StripedBesideLocality => "kernel-striped beside locality",
+        }
+    }
+}
+
+impl fmt::Display for KernelSwap {
+    /// For reports.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.text())
+    }
+}
+
+/// A rule at work.
+struct Swap {
+    kind: KernelSwap,
+    /// The tier whose turn it is.
+    turn: usize,
+    /// A policy that is asked, and not heeded.
+    beside: Option<Locality>,
+    unread: Vec<PageNo>,
+}
+
+impl Place for Swap {
+    fn order(&mut self, page: PageFacts, tiers: &[TierState]) -> TierOrder {
+        if let Some(beside) = &mut self.beside {
+            beside.order(page, tiers);
+        }
+        if self.kind == KernelSwap::Priority {
+            return TierOrder::downwards(tiers.len());
+        }
+        let mut order = TierOrder::default();
+        for rank in 0..tiers.len() {
+            order.then(TierId(((self.turn + rank) % tiers.len()) as u8));
+        }
+        self.turn = (self.turn + 1) % tiers.len().max(1);
+        order
+    }
+
+    fn migrate(&mut self, _: Bytes, _: &[TierState]) -> Option<Migration> {
+        None
+    }
+
+    fn moves_groups(&self) -> bool {
+        self.beside.is_some()
+    }
+
+    fn group_to_move(
+        &mut self,
+        now: Nanos,
+        tiers: &[TierState],
+        pages: &mut Vec<PageNo>,
+    ) -> Option<GroupMove> {
+        let beside = self.beside.as_mut()?;
+        beside.group_to_move(now, tiers, pages);
+        pages.clear();
+        None
+    }
+
+    fn came_back(&mut self, no: PageNo, tier: TierId) {
+        if let Some(beside) = &mut self.beside {
+            beside.came_back(no, tier);
+        }
+    }
+
+    fn came_along(&mut self, no: PageNo) {
+        if let Some(beside) = &mut self.beside {
+            beside.came_along(no);
+        }
+    }
+
+    fn first_used(&mut self, no: PageNo) {
+        if let Some(beside) = &mut self.beside {
+            beside.first_used(no);
+        }
+    }
+
+    fn leaving(&mut self, pages: &[Leaving], tiers: &[TierState]) {
+        if let Some(beside) = &mut self.beside {
+            beside.leaving(pages, tiers);
+        }
+    }
+
+    fn links_pages(&self) -> bool {
+        self.beside.is_some()
+    }
+
+    fn together(&mut self, no: PageNo, _: &mut Vec<PageNo>) {
+        if let Some(beside) = &mut self.beside {
+            self.unread.clear();
+            beside.together(no, &mut self.unread);
+        }
+    }
+
+    fn keeps(&self, _: PageNo, _: Option<PageCount>, _: &TierState) -> bool {
+        true
+    }
+
+    fn name(&self) -> &'static str {
+        self.kind.text()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use undercroft_policy::place::LatencyClass;
+
+    fn orders(kind: KernelSwap) -> Vec<Vec<u8>> {
+        let tiers = [TierState::empty(LatencyClass::Device); 2];
+        let mut rule = kind.make();
+        let mut one = |no| {
+            let order = rule.order(PageFacts { no: PageNo(no) }, &tiers);
+            order.iter().map(|tier| tier.0).collect()
+        };
+        (0..3).map(&mut one).collect()
+    }
+
+    #[test]
+    fn priorities_fill_the_first_and_equal_ones_take_turns() {
+        assert_eq!(orders(KernelSwap::Priority), [[0, 1], [0, 1], [0, 1]]);
+        assert_eq!(orders(KernelSwap::Striped), [[0, 1], [1, 0], [0, 1]]);
+    }
+}
