@@ -65,10 +65,12 @@ pub struct LoadItem {
     pub demanded: bool,
     /// True for a page never touched before.
     pub fresh: bool,
-    /// Whether it may still be installed. [`Faults::validate`] sets it.
+    /// Whether it may still be installed: at first yes, later what [`Faults::validate`] says.
     pub valid: bool,
     /// The caller's result, for [`Faults::finish`].
     pub install: Install,
+    /// Loads that were upset before it was decided.
+    pub(crate) decided: u64,
 }
 
 /// The pages of one fault, in ascending address order. The plan is reused and never grows.
@@ -222,12 +224,11 @@ impl<L: Ledger> Faults<'_, L> {
     }
 
     /// Sets `valid` on the items that are still to be installed. The caller installs them while no
-    /// layout event of the space can be acknowledged, then calls [`Faults::finish`].
+    /// layout event of the space can be acknowledged, then calls [`Faults::finish`]. Needed only
+    /// where [`Upsets::spare`](crate::Upsets::spare) says that a load was upset.
     pub fn validate(&self, items: &mut [LoadItem]) {
         for item in items {
-            item.valid = self
-                .engine
-                .is_expected(item, self.engine.table.entry(item.no));
+            item.valid = self.engine.is_expected(item);
         }
     }
 
@@ -236,14 +237,12 @@ impl<L: Ledger> Faults<'_, L> {
     #[inline(always)] // on the fault path
     pub fn finish(&mut self, fault: Fault, items: &mut [LoadItem]) {
         for item in items {
-            let entry = self.engine.table.entry(item.no);
-            item.valid = self.engine.is_expected(item, entry);
+            item.valid = self.engine.is_expected(item);
             if !item.valid {
-                // Dropped or moved while it was loading: the plan had the last reference to the
-                // slot.
-                self.engine.release(item.tier, item.slot);
+                self.engine.end_upset(item);
                 continue;
             }
+            let entry = self.engine.table.entry(item.no);
             debug_assert_eq!(item.space, fault.space);
             match item.install {
                 Install::Done => self.engine.installed(fault, item, entry),
@@ -332,8 +331,9 @@ impl<L: Ledger> Engine<L> {
             stamp: entry.stamp,
             demanded,
             fresh,
-            valid: false,
+            valid: true,
             install: Install::NotYet,
+            decided: self.upsets.count(),
         });
     }
 
@@ -492,16 +492,6 @@ impl<L: Ledger> Engine<L> {
         if stride < 0 {
             plan.items.sort_unstable_by_key(|item| item.page);
         }
-    }
-
-    /// Whether `item` is still to be installed at its page; `entry` is the page's entry now.
-    #[inline]
-    fn is_expected(&self, item: &LoadItem, entry: Entry) -> bool {
-        // The address is compared too. A chunk whose pages were all dropped is given back, and its
-        // numbers may name other pages by now.
-        entry.state == PageState::Loading
-            && (entry.tier, entry.slot, entry.stamp) == (item.tier, item.slot, item.stamp)
-            && self.table.is_at(item.no, item.space, item.page)
     }
 
     #[inline(never)]

@@ -126,7 +126,7 @@ impl<L: Ledger> Layout<'_, L> {
         let mut effect = Effect::default();
         // The batch names its pages by address, so its pages in the range must be dropped here. A
         // plan compares the place of its pages with that in the ledger, and finds that they are
-        // gone.
+        // gone: its load is upset.
         let (Some(first), Some(last)) = (parts.first(), parts.last()) else {
             return effect;
         };
@@ -140,6 +140,7 @@ impl<L: Ledger> Layout<'_, L> {
         self.engine.take_back_all(space, all);
         for part in parts {
             if self.engine.table.give(space, *part, grave) {
+                self.engine.upset_chunk();
                 self.engine.tell(BookEvent::Dropped(space, *part))
             } else {
                 effect.cancel_batch |= self.removed(space, *part).cancel_batch
@@ -231,7 +232,7 @@ impl<L: Ledger> Layout<'_, L> {
             }
             let moved = match entry.state {
                 PageState::Loading if is_zero(entry) => {
-                    self.engine.uncount(no);
+                    self.engine.upset(no);
                     Entry {
                         flags: entry.flags,
                         ..Entry::UNTOUCHED
@@ -240,7 +241,7 @@ impl<L: Ledger> Layout<'_, L> {
                 // The plan has this reference and will drop it. The page at the new address needs
                 // its own.
                 PageState::Loading => {
-                    self.engine.uncount(no);
+                    self.engine.upset(no);
                     self.engine.share(entry.tier, entry.slot);
                     Entry {
                         state: PageState::Stored,
@@ -328,7 +329,7 @@ impl<L: Ledger> Engine<L> {
             }
             PageState::Stored => self.release(entry.tier, entry.slot),
             // The plan has the reference to the slot, and drops it when it finishes.
-            PageState::Loading => self.uncount(no),
+            PageState::Loading => self.upset(no),
         }
         if retained {
             self.release(entry.tier, entry.slot);

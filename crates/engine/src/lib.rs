@@ -44,6 +44,7 @@ mod recover;
 mod seen;
 mod stamps;
 mod stats;
+mod upsets;
 mod uses;
 mod views;
 
@@ -69,6 +70,7 @@ pub use page_table::LedgerFull;
 pub use reclaim::Mover;
 pub use recover::{Found, HeldPage, Here, InHand, Recovered};
 pub use stats::Stats;
+pub use upsets::Upsets;
 pub use views::{BooksView, Discovery, Evictions, Faults, Forks, Layout, Migrations, Uses};
 
 /// The engine's configuration.
@@ -175,6 +177,8 @@ pub struct Engine<L> {
     /// How many followers of the batch are noted in the ledger.
     followers_noted: usize,
     recent: Recent,
+    upsets: upsets::Upsets,
+    orphans: upsets::Orphans,
     /// Pages whose threads wait for room.
     waiters: VecDeque<(SpaceId, VirtPage)>,
     ages: ages::Ages,
@@ -283,6 +287,8 @@ impl<L: Ledger> Engine<L> {
                 pages: [PageNo(u32::MAX); limits::RECENT_PAGES],
                 next: 0,
             },
+            upsets: upsets::Upsets::default(),
+            orphans: upsets::Orphans::default(),
             waiters: VecDeque::with_capacity(limits::WAITERS_MAX),
             expected: fault::Expected::default(),
             over_limit: PageCount(0),
@@ -326,6 +332,11 @@ impl<L: Ledger> Engine<L> {
             }
             self.config.limit = lowered;
         }
+    }
+
+    /// The count of upset loads, for those who install plans without the engine's lock.
+    pub fn upsets(&self) -> Upsets {
+        self.upsets.clone()
     }
 
     /// Appends the slots to free to `out`. The caller returns them to their tiers.

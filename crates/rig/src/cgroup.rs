@@ -1,4 +1,4 @@
-//! A memory cgroup (v1) for one run: limit, peak, and removal with everything in it.
+//! A memory cgroup (v1 or v2) for one run: limit, peak, and removal with everything in it.
 
 use super::RigError;
 use std::fs;
@@ -7,35 +7,100 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use undercroft_base::Bytes;
 
-const ROOT: &str = "/sys/fs/cgroup/memory";
+/// Where the first version's memory controller is mounted.
+const FIRST: &str = "/sys/fs/cgroup/memory";
+/// Where the second version is mounted: alone, or beside the first.
+const SECOND: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
 /// How long leftover processes may take to end, before and after SIGKILL.
 const DRAIN: Duration = Duration::from_secs(3);
+
+/// The memory controller of a machine, in one of its versions.
+#[derive(Debug, PartialEq, Eq)]
+struct Controller {
+    /// The folder in which groups are made.
+    root: PathBuf,
+    /// The file of a group's limit.
+    limit: &'static str,
+    /// The file of its highest use.
+    peak: &'static str,
+    /// What else is written into each group: file and value.
+    also: &'static [(&'static str, &'static str)],
+}
+
+impl Controller {
+    /// The controller in `first`, if that has the files of the first version.
+    fn first(first: &Path) -> Option<Controller> {
+        first
+            .join("memory.limit_in_bytes")
+            .exists()
+            .then(|| Controller {
+                root: first.to_owned(),
+                limit: "memory.limit_in_bytes",
+                peak: "memory.max_usage_in_bytes",
+                // Anonymous memory is reclaimed first. The second version has no such file.
+                also: &[("memory.swappiness", "100")],
+            })
+    }
+
+    /// The controller in `second`, if groups there can have the memory controller. It is switched
+    /// on for them if it is not yet.
+    fn second(second: &Path) -> Option<Controller> {
+        let has = |file: &str| {
+            let text = fs::read_to_string(second.join(file)).unwrap_or_default();
+            text.split_whitespace().any(|word| word == "memory")
+        };
+        let on = "cgroup.subtree_control";
+        let can =
+            has("cgroup.controllers") && (has(on) || fs::write(second.join(on), "+memory").is_ok());
+        can.then(|| Controller {
+            root: second.to_owned(),
+            limit: "memory.max",
+            peak: "memory.peak",
+            also: &[],
+        })
+    }
+
+    /// The one of this machine, if groups can be made.
+    fn here() -> Option<Controller> {
+        let second = || SECOND.iter().find_map(|at| Self::second(Path::new(at)));
+        let found = Self::first(Path::new(FIRST)).or_else(second)?;
+        can_make_groups(&found.root).then_some(found)
+    }
+}
 
 /// A directory under the memory controller. On drop its processes are killed, then it is removed.
 pub(crate) struct Cgroup {
     path: PathBuf,
+    controller: Controller,
 }
 
 impl Cgroup {
-    /// Whether the v1 memory controller is mounted and writable.
+    /// Whether groups with the memory controller can be made.
     pub(crate) fn available() -> bool {
-        Path::new(ROOT).join("memory.limit_in_bytes").exists() && can_make_groups(ROOT)
+        Controller::here().is_some()
     }
 
-    /// Creates a group. `limit`: None = only metered. Swappiness is set to 100, so that anonymous
-    /// memory is reclaimed first.
+    /// Creates a group. `limit`: None = only metered.
     pub(crate) fn create(limit: Option<Bytes>) -> Result<Cgroup, RigError> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let path = Path::new(ROOT).join(format!("undercroft-lab-{}-{number}", std::process::id()));
+        let controller = Controller::here().ok_or_else(|| RigError::Unavailable {
+            rig: "cgroup",
+            why: "memory cgroups cannot be made here".to_owned(),
+            fix: "run as root on a kernel with memory cgroups",
+        })?;
+        let name = format!("undercroft-lab-{}-{number}", std::process::id());
+        let path = controller.root.join(name);
         fs::create_dir(&path).map_err(RigError::failed(format!(
             "create cgroup {}",
             path.display()
         )))?;
-        let group = Cgroup { path };
-        group.write("memory.swappiness", "100")?;
+        let group = Cgroup { path, controller };
+        for (file, value) in group.controller.also {
+            group.write(file, value)?;
+        }
         if let Some(limit) = limit {
-            group.write("memory.limit_in_bytes", &limit.0.to_string())?;
+            group.write(group.controller.limit, &limit.0.to_string())?;
         }
         Ok(group)
     }
@@ -47,7 +112,7 @@ impl Cgroup {
 
     /// Highest use so far, as the kernel counted it.
     pub(crate) fn peak(&self) -> Bytes {
-        let text = fs::read_to_string(self.path.join("memory.max_usage_in_bytes"));
+        let text = fs::read_to_string(self.path.join(self.controller.peak));
         Bytes(
             text.ok()
                 .and_then(|text| text.trim().parse().ok())
@@ -107,13 +172,55 @@ impl Drop for Cgroup {
     }
 }
 
+/// The groups that the rigs of process `pid` have now.
+pub fn groups_of(pid: u32) -> Vec<PathBuf> {
+    let ours = format!("undercroft-lab-{pid}-");
+    let all = Controller::here().and_then(|here| fs::read_dir(here.root).ok());
+    let paths = all.into_iter().flatten().flatten();
+    let named = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default();
+        name.to_string_lossy().starts_with(&ours)
+    };
+    paths.map(|entry| entry.path()).filter(named).collect()
+}
+
 /// Whether a directory can be made in `root`. It is tried, because capabilities and mount options
 /// both decide it.
-fn can_make_groups(root: &str) -> bool {
-    let probe = Path::new(root).join(format!(
+fn can_make_groups(root: &Path) -> bool {
+    let probe = root.join(format!(
         "undercroft-lab-probe-{}-{:?}",
         std::process::id(),
         std::thread::current().id()
     ));
     fs::create_dir(&probe).is_ok_and(|()| fs::remove_dir(&probe).is_ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The second version, by files that stand for the kernel's.
+    #[test]
+    fn the_second_version_is_switched_on_where_it_is_there() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let put = |file: &str, text: &str| {
+            fs::write(folder.path().join(file), text).expect("a file");
+        };
+        assert_eq!(Controller::second(folder.path()), None, "no controllers");
+        put("cgroup.controllers", "cpu hugetlb\n");
+        assert_eq!(
+            Controller::second(folder.path()),
+            None,
+            "another controller"
+        );
+        put("cgroup.controllers", "cpu memory pids\n");
+        let found = Controller::second(folder.path()).expect("the memory controller");
+        assert_eq!((found.limit, found.peak), ("memory.max", "memory.peak"));
+        let on = folder.path().join("cgroup.subtree_control");
+        assert_eq!(fs::read_to_string(&on).expect("written"), "+memory");
+        put("cgroup.subtree_control", "memory pids\n");
+        Controller::second(folder.path()).expect("the memory controller");
+        assert_eq!(fs::read_to_string(&on).expect("as it was"), "memory pids\n");
+        assert_eq!(Controller::first(folder.path()), None);
+    }
 }

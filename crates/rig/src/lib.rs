@@ -7,7 +7,7 @@
 //! ```
 //! Dropping a `Stage` or `Running` at any point (error, panic, Ctrl-C) kills the command, then
 //! takes swap, device and cgroup back. A rig refuses if another swap is active. Kernel rigs need
-//! root and memory cgroup v1.
+//! root and memory cgroups.
 
 #![forbid(unsafe_code)]
 
@@ -29,6 +29,7 @@ use undercroft_base::Bytes;
 
 pub use attempt::{Attempt, attempt};
 pub use calibrate::{Calibration, calibrate, calibrate_with};
+pub use cgroup::groups_of;
 pub use kernel::{Plain, SwapFile, Zram, Zswap};
 pub use process::{CommandLine, Finished, Running, Stdout};
 pub use undercroft::{TierChoice, Undercroft};

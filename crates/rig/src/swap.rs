@@ -83,8 +83,8 @@ pub fn check(rig: &'static str) -> Result<(), RigError> {
     };
     if !super::cgroup::Cgroup::available() {
         return Err(unavailable(
-            "memory cgroups (v1) cannot be made here",
-            "run as root on a kernel with /sys/fs/cgroup/memory",
+            "memory cgroups cannot be made here",
+            "run as root; in a container, where cgroups can be written",
         ));
     }
     for tool in ["mkswap", "swapon", "swapoff"] {

@@ -14,6 +14,8 @@
 
 enum { PAGE = 4096, WORDS = PAGE / 8, WRONG = 86, TOUCHES = 600 };
 static long pages, rounds, seed;
+// Nothing is mapped for a thread once one of them unmaps: it would lie in the gap, and be mapped over.
+static pthread_barrier_t all_there;
 
 struct region {
 	uint64_t *at, *spare; // spare: address space for moves
@@ -100,6 +102,7 @@ static void child(struct region *r)
 static void *work(void *of)
 {
 	struct region *r = of;
+	pthread_barrier_wait(&all_there);
 	for (long round = 0; round < rounds; round++) {
 		long from = below(r, pages - 1), count = 1 + below(r, pages - from - 1);
 		void *start = r->at + from * WORDS;
@@ -147,7 +150,9 @@ int main(int count, char **words)
 	pages = atol(words[2]) * 256, rounds = atol(words[3]), seed = atol(words[4]);
 	pthread_t thread[16];
 	struct region region[16];
-	for (long i = 0; i < threads && i < 16; i++) {
+	threads = threads < 16 ? threads : 16;
+	pthread_barrier_init(&all_there, NULL, threads);
+	for (long i = 0; i < threads; i++) {
 		struct region *r = &region[i];
 		r->at = map(NULL, pages, PROT_READ | PROT_WRITE);
 		r->spare = map(NULL, pages + 1, PROT_NONE);
@@ -156,7 +161,7 @@ int main(int count, char **words)
 		if (pthread_create(&thread[i], NULL, work, r))
 			return 2;
 	}
-	for (long i = 0; i < threads && i < 16; i++)
+	for (long i = 0; i < threads; i++)
 		pthread_join(thread[i], NULL);
 	return 0;
 }

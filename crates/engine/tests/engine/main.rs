@@ -24,3 +24,4 @@ mod regions;
 mod reserve;
 mod set_aside;
 mod unsure;
+mod upset;

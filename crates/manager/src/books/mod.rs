@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 
 use undercroft_base::{BASE_PAGE_BYTES, Bytes, PageKey, Slot, SpaceId, TierId, VirtRange};
-use undercroft_engine::Engine;
+use undercroft_engine::{Engine, Upsets};
 use undercroft_policy::place::TIERS_MAX;
 use undercroft_proto::legacy::{Legacy, Row};
 use undercroft_sys::process::own_run_time;
@@ -63,6 +63,8 @@ pub(crate) fn engine_locks() -> u64 {
 /// never held together.
 pub(crate) struct Books {
     engine: Mutex<Engine<MemfdLedger>>,
+    /// Loads that were upset, as the engine counts them.
+    pub upsets: Upsets,
     /// Counts of [`Books::engine`].
     pub locks: EngineLocks,
     /// The longest holds of [`Books::engine_for_many`].
@@ -126,6 +128,7 @@ impl Books {
             engine.set_journal(record.clone());
         }
         Books {
+            upsets: engine.upsets(),
             engine: Mutex::new(engine),
             locks: EngineLocks::default(),
             holds: Longest::default(),

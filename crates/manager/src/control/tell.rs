@@ -60,7 +60,9 @@ enum Question {
     Daemon(Word),
 }
 
-/// Figures of a tier for the status and for the report. * `usage`: gives its ratio.
+/// Figures of a tier for the status and for the report.
+///
+/// * `usage`: gives its ratio.
 fn figures(metered: &MeteredTier, usage: TierUsage, in_use: &TierUse, time: Nanos) -> TierFigures {
     let info = metered.tier.info();
     TierFigures {

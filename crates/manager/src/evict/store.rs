@@ -279,19 +279,23 @@ mod tests {
         page
     }
 
+    /// Adds a space of 200 pages, all in memory, and chooses up to `most` of them to leave.
+    fn chosen(books: &Books, most: usize) -> Vec<EvictItem> {
+        let mut items = Vec::new();
+        let mut engine = books.engine();
+        let space = engine.layout().add_space();
+        let range = VirtRange::new(VirtPage(0), VirtPage(200));
+        engine.layout().attached(space, range);
+        engine.discovery().found_resident(space, range);
+        assert!(engine.evictions().select(most, &mut items));
+        items
+    }
+
     #[test]
     fn a_page_crafted_to_look_unchanged_is_stored() {
         let evictor = Evictor::new(shared(options("ram"))).expect("an evictor");
         let books = &evictor.shared.books;
-        let mut items = Vec::new();
-        {
-            let mut engine = books.engine();
-            let space = engine.layout().add_space();
-            let range = VirtRange::new(VirtPage(0), VirtPage(200));
-            engine.layout().attached(space, range);
-            engine.discovery().found_resident(space, range);
-            assert!(engine.evictions().select(1, &mut items));
-        }
+        let items = chosen(books, 1);
         for stamp in [0, 1, 300] {
             let [before, after] =
                 [(1000, 2000), (1001, 1999)].map(|(even, odd)| crafted(stamp, even, odd));
@@ -329,15 +333,7 @@ mod tests {
         let books = &shared.books;
         let mut random = Pages::new(7);
         for round in 0..50 {
-            let mut items = Vec::new();
-            {
-                let mut engine = books.engine();
-                let space = engine.layout().add_space();
-                let range = VirtRange::new(VirtPage(0), VirtPage(200));
-                engine.layout().attached(space, range);
-                engine.discovery().found_resident(space, range);
-                assert!(engine.evictions().select(EVICT_PAGES_MAX, &mut items));
-            }
+            let items = chosen(books, EVICT_PAGES_MAX);
             let pages: Vec<_> = items.iter().map(|_| random.mixed()).collect();
             for (at, page) in pages.iter().enumerate() {
                 evictor.buffer[at * BASE_PAGE_BYTES..][..BASE_PAGE_BYTES].copy_from_slice(page);

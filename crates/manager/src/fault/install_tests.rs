@@ -104,9 +104,7 @@ impl Bed {
         let mut from = 0;
         while let Some(part) = self.loads.next_part(from) {
             from = part.end;
-            self.engine
-                .faults()
-                .validate(&mut self.loads.plan.items[part.clone()]);
+            assert!(self.engine.upsets().spare(&self.loads.plan));
             let loaded = |run: std::ops::Range<usize>| {
                 Some(&bytes[run.start * BASE_PAGE_BYTES..run.end * BASE_PAGE_BYTES])
             };

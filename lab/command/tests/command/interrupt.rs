@@ -1,12 +1,11 @@
 //! Ctrl-C while an experiment has the machine's swap.
 
-use std::fs;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use undercroft_experiments::rig::swap;
+use undercroft_experiments::rig::{groups_of, swap};
 
-/// True, with a message, if kernel rigs cannot be tested: no root, no cgroup v1, or another swap
+/// True, with a message, if kernel rigs cannot be tested: no root, no memory cgroups, or another swap
 /// stays on.
 fn kernel_rigs_unavailable() -> bool {
     let error = swap::check("zram").err();
@@ -55,14 +54,6 @@ fn interrupt_puts_the_machine_back() {
         "swap stays on: {:?}",
         swap::active()
     );
-    let group = format!("undercroft-lab-{}-", lab.id());
-    let groups = fs::read_dir("/sys/fs/cgroup/memory")
-        .expect("cgroups")
-        .flatten();
-    assert_eq!(
-        groups
-            .filter(|entry| entry.file_name().to_string_lossy().starts_with(&group))
-            .count(),
-        0
-    );
+    let left = groups_of(lab.id());
+    assert!(left.is_empty(), "cgroups stay: {left:?}");
 }

@@ -394,7 +394,14 @@ pub(crate) fn run_touch(
     limit: Bytes,
     command: &CommandLine,
 ) -> Result<(Vec<PhaseLine>, Finished), RigError> {
-    let outcome = rig.set_up(limit)?.spawn(command)?.finish()?;
+    touched(rig, rig.set_up(limit)?.spawn(command)?.finish()?)
+}
+
+/// Every line that an ended run of the workload printed, parsed. The run must have succeeded.
+pub(crate) fn touched(
+    rig: &dyn Rig,
+    outcome: Finished,
+) -> Result<(Vec<PhaseLine>, Finished), RigError> {
     let outcome = outcome.successful(rig.name(), "undercroft-touch")?;
     let lines: Result<Vec<PhaseLine>, _> = outcome
         .lines

@@ -2,12 +2,12 @@
 //! was, also after Ctrl-C.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Mutex;
 
 use undercroft_experiments::RunOptions;
 use undercroft_experiments::results::{Results, Row};
-use undercroft_experiments::rig::swap;
+use undercroft_experiments::rig::{groups_of, swap};
 
 /// These tests check the machine's swap, so they run one after another.
 static MACHINE: Mutex<()> = Mutex::new(());
@@ -26,7 +26,7 @@ fn directory() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory under target")
 }
 
-/// True, with a message, if kernel rigs cannot be tested: no root, no cgroup v1, or another swap
+/// True, with a message, if kernel rigs cannot be tested: no root, no memory cgroups, or another swap
 /// stays on.
 fn kernel_rigs_unavailable() -> bool {
     let error = swap::check("zram").err();
@@ -43,13 +43,7 @@ fn assert_machine_is_clean(out: &Path) {
         "swap stays on: {:?}",
         swap::active()
     );
-    let groups = fs::read_dir("/sys/fs/cgroup/memory").expect("cgroups");
-    let ours = format!("undercroft-lab-{}-", std::process::id());
-    let left: Vec<PathBuf> = groups
-        .flatten()
-        .map(|entry| entry.path())
-        .filter(|path| path.display().to_string().contains(&ours))
-        .collect();
+    let left = groups_of(std::process::id());
     assert!(left.is_empty(), "cgroups stay: {left:?}");
     if let Ok(size) = fs::read_to_string("/sys/block/zram0/disksize") {
         assert_eq!(size.trim(), "0", "zram0 is not reset");

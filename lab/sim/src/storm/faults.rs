@@ -266,8 +266,13 @@ impl World {
         } else {
             flight.plan.items.len()
         };
+        let spared = self.engine.upsets().spare(&flight.plan);
         let items = &mut flight.plan.items[..count];
         self.engine.faults().validate(items);
+        assert!(
+            !spared || items.iter().all(|item| item.valid),
+            "a load was upset, and that was not counted"
+        );
         if self.sabotaged(Sabotage::InstallUnvalidated) {
             items.iter_mut().for_each(|item| item.valid = true);
         }

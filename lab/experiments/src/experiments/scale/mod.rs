@@ -11,7 +11,7 @@ mod tables;
 mod threads;
 
 use self::threads::{Moment, Processes, Work};
-use super::{Lab, or_skip, phase_sample, progress, retrying};
+use super::{Lab, or_skip, phase_sample, progress, retrying, touched};
 use crate::results::{Better, Results, Scaling, ScalingCounts, ScalingPhase};
 use crate::rig::{CommandLine, Finished, Rig, RigError, SwapFile, TierChoice, Zram, interrupt};
 use crate::touch::{Access, Pattern, Phase, PhaseLine, THREADS_MAX};
@@ -286,18 +286,7 @@ fn watched(
         }
         std::thread::sleep(LOOK_EVERY);
     }
-    let finished = running
-        .finish()?
-        .successful(rig.name(), "undercroft-touch")?;
-    let lines: Result<Vec<PhaseLine>, _> = finished
-        .lines
-        .iter()
-        .map(|line| serde_json::from_str(line))
-        .collect();
-    let lines = lines.map_err(|error| RigError::Unreadable {
-        what: format!("read the output of undercroft-touch on rig {}", rig.name()),
-        why: error.to_string(),
-    })?;
+    let (lines, finished) = touched(rig, running.finish()?)?;
     works.resize(lines.len(), Work::default());
     Ok((lines, works, finished))
 }
