@@ -29,8 +29,8 @@ impl Upsets {
 
     /// Whether every item of the plan may still be installed: no load was upset since the plan was
     /// decided. If not, [`Faults::validate`](crate::Faults::validate) says which may be. The caller
-    /// has locked the layout of the plan's space, as for that: whoever changed the count for a page
-    /// of the space has released this lock since, so the change is seen.
+    /// has locked the layout of the plan's space, as for that. The thread that changed the count
+    /// for a page of the space has released this lock since, so the change is seen.
     pub fn spare(&self, plan: &LoadPlan) -> bool {
         let count = self.count();
         plan.items.iter().all(|item| item.decided == count)

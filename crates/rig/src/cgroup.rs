@@ -23,7 +23,7 @@ struct Controller {
     limit: &'static str,
     /// The file of its highest use.
     peak: &'static str,
-    /// What else is written into each group: file and value.
+    /// Files of each group with other values than the kernel's, and these values.
     also: &'static [(&'static str, &'static str)],
 }
 

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use undercroft_experiments::rig::{groups_of, swap};
 
-/// True, with a message, if kernel rigs cannot be tested: no root, no memory cgroups, or another swap
-/// stays on.
+/// True, with a message, if kernel rigs cannot be tested: no root, no memory cgroups, or another
+/// swap stays on.
 fn kernel_rigs_unavailable() -> bool {
     let error = swap::check("zram").err();
     if let Some(error) = &error {

@@ -26,8 +26,8 @@ fn directory() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory under target")
 }
 
-/// True, with a message, if kernel rigs cannot be tested: no root, no memory cgroups, or another swap
-/// stays on.
+/// True, with a message, if kernel rigs cannot be tested: no root, no memory cgroups, or another
+/// swap stays on.
 fn kernel_rigs_unavailable() -> bool {
     let error = swap::check("zram").err();
     if let Some(error) = &error {
