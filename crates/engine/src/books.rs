@@ -161,6 +161,13 @@ impl<'e, L: Ledger> BooksView<'e, L> {
         self.engine.table.spaces().collect()
     }
 
+    /// Items of plans that are not finished: pages that are loading, and upset loads. For tests:
+    /// O(all entries).
+    pub fn unfinished_loads(self) -> usize {
+        let loading = |(_, entry): &(_, Entry)| entry.state == PageState::Loading;
+        self.engine.table.all_known().filter(loading).count() + self.engine.orphans.count()
+    }
+
     /// Checks the books against the ledger; panics with the difference. For tests: O(all entries).
     pub fn audit(self) {
         let table = &self.engine.table;

@@ -69,7 +69,7 @@ pub struct LoadItem {
     pub valid: bool,
     /// The caller's result, for [`Faults::finish`].
     pub install: Install,
-    /// Loads that were upset before it was decided.
+    /// The count of [`Upsets`](crate::Upsets) when it was decided.
     pub(crate) decided: u64,
 }
 
@@ -225,7 +225,7 @@ impl<L: Ledger> Faults<'_, L> {
 
     /// Sets `valid` on the items that are still to be installed. The caller installs them while no
     /// layout event of the space can be acknowledged, then calls [`Faults::finish`]. Needed only
-    /// where [`Upsets::spare`](crate::Upsets::spare) says that a load was upset.
+    /// where [`Upsets::spare`](crate::Upsets::spare) is false.
     pub fn validate(&self, items: &mut [LoadItem]) {
         for item in items {
             item.valid = self.engine.is_expected(item);

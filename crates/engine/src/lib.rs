@@ -334,7 +334,7 @@ impl<L: Ledger> Engine<L> {
         }
     }
 
-    /// The count of upset loads, for those who install plans without the engine's lock.
+    /// The count of upset loads, for threads that install plans without the engine's lock.
     pub fn upsets(&self) -> Upsets {
         self.upsets.clone()
     }

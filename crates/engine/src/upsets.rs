@@ -12,12 +12,13 @@ use undercroft_base::{PageNo, PageState};
 use crate::ledger::Ledger;
 use crate::{Engine, LoadItem, LoadPlan};
 
-/// Counts upset loads of all spaces. Clones share the count.
+/// Counts upset loads of all spaces, and chunks that were given away: pages there may be loading.
+/// Clones share the count.
 #[derive(Clone, Debug, Default)]
 pub struct Upsets(Arc<AtomicU64>);
 
 impl Upsets {
-    /// A load is upset. Returns the count with it.
+    /// A load is upset, or a chunk given away. Returns the count with it.
     fn add(&self) -> u64 {
         self.0.fetch_add(1, Ordering::Relaxed) + 1
     }
@@ -44,9 +45,16 @@ pub(crate) struct Orphans(Vec<(PageNo, u64)>);
 impl Orphans {
     /// Where the load of `item` is, if it was upset. Of several of the same page it is the first
     /// after the item was decided.
+    ///
+    /// Cost: O(log n) and the upsets since the item was decided.
     fn place(&self, item: &LoadItem) -> Option<usize> {
-        let is_its = |(no, count): &(PageNo, u64)| *no == item.no && *count > item.decided;
-        self.0.iter().position(is_its)
+        let since = self.0.partition_point(|(_, count)| *count <= item.decided);
+        let at = self.0[since..].iter().position(|(no, _)| *no == item.no)?;
+        Some(since + at)
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.0.len()
     }
 }
 
@@ -57,7 +65,7 @@ impl<L: Ledger> Engine<L> {
         self.orphans.0.push((no, self.upsets.add()));
     }
 
-    /// The chunk of a space was given away, and some of its pages may be loading.
+    /// A chunk of a space was given away, and some of its pages may be loading.
     pub(crate) fn upset_chunk(&self) {
         self.upsets.add();
     }
@@ -66,10 +74,9 @@ impl<L: Ledger> Engine<L> {
     #[inline]
     pub(crate) fn is_expected(&self, item: &LoadItem) -> bool {
         // The address is compared too: the page's chunk may have been given away.
-        let expected =
-            self.orphans.place(item).is_none() && self.table.is_at(item.no, item.space, item.page);
-        debug_assert!(!expected || self.loads(item));
-        expected
+        self.orphans.place(item).is_none()
+            && self.loads(item)
+            && self.table.is_at(item.no, item.space, item.page)
     }
 
     /// Whether the entry is as the plan of the item has left it.
@@ -79,12 +86,15 @@ impl<L: Ledger> Engine<L> {
             && (entry.tier, entry.slot, entry.stamp) == (item.tier, item.slot, item.stamp)
     }
 
-    /// Ends an item that is not to be installed. The plan had the last reference to its slot.
+    /// Ends an item that is not to be installed, and gives back the plan's reference to its slot.
     #[inline(never)]
     pub(crate) fn end_upset(&mut self, item: &LoadItem) {
         let at = self.orphans.place(item).unwrap_or_else(|| {
             // In a chunk that was given away and is not dropped yet: the page is dropped now.
-            debug_assert!(self.loads(item));
+            assert!(
+                self.loads(item),
+                "a page stopped loading, and no event said so"
+            );
             self.drop_page(item.no);
             self.orphans.0.len() - 1
         });

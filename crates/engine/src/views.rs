@@ -3,8 +3,8 @@
 
 use crate::Engine;
 
-/// The fault path: [`Faults::answer`] -> the caller loads -> [`Faults::validate`] -> the caller
-/// installs -> [`Faults::finish`].
+/// The fault path: [`Faults::answer`] -> the caller loads -> [`Faults::validate`], if a load
+/// was upset meanwhile -> the caller installs -> [`Faults::finish`].
 pub struct Faults<'e, L> {
     pub(crate) engine: &'e mut Engine<L>,
 }

@@ -51,7 +51,7 @@
 //! - `pagemap` of an address space is believed only while no event is unread
 //!   (`Process::event_pending`): while a move is unread, the pages would be counted twice.
 //! - A page number with its address is checked again whenever a lock was released in between
-//!   (`validate`, `is_at`).
+//!   (`is_at`). So are the pages of a plan (`validate`), if a load was upset meanwhile (`Upsets`).
 
 mod books;
 pub mod control;

@@ -175,8 +175,9 @@ impl Drop for Cgroup {
 /// The groups that the rigs of process `pid` have now.
 pub fn groups_of(pid: u32) -> Vec<PathBuf> {
     let ours = format!("undercroft-lab-{pid}-");
-    let all = Controller::here().and_then(|here| fs::read_dir(here.root).ok());
-    let paths = all.into_iter().flatten().flatten();
+    let roots = [FIRST].into_iter().chain(SECOND);
+    let all = roots.filter_map(|root| fs::read_dir(root).ok());
+    let paths = all.flatten().flatten();
     let named = |path: &PathBuf| {
         let name = path.file_name().unwrap_or_default();
         name.to_string_lossy().starts_with(&ours)

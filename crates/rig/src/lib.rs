@@ -7,7 +7,7 @@
 //! ```
 //! Dropping a `Stage` or `Running` at any point (error, panic, Ctrl-C) kills the command, then
 //! takes swap, device and cgroup back. A rig refuses if another swap is active. Kernel rigs need
-//! root and memory cgroups.
+//! root and memory cgroups. With cgroups of version 2, the memory controller stays switched on.
 
 #![forbid(unsafe_code)]
 

@@ -246,6 +246,7 @@ impl World {
                 "{page:?} is lost"
             );
         }
+        assert_eq!(self.engine.books().unfinished_loads(), 0);
         self.engine.layout().remove_space(self.space);
         self.free();
         self.engine.books().audit();

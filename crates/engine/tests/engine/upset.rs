@@ -69,6 +69,7 @@ fn of_two_plans_for_a_page_only_that_after_the_drop_installs_it() {
         }
         assert_eq!(state(&engine, space), PageState::Resident);
         assert_eq!(engine.books().resident().0, 1);
+        assert_eq!(engine.books().unfinished_loads(), 0);
     }
 }
 
@@ -91,6 +92,7 @@ fn each_upset_load_ends_once() {
         engine.layout().removed(space, VirtRange::one(PAGE));
         let again = plan(&mut engine, space);
         assert!(commit(&mut engine, again));
+        assert_eq!(engine.books().unfinished_loads(), 0);
     }
 }
 
@@ -137,4 +139,5 @@ fn a_load_in_a_buried_chunk_ends_there() {
     engine.layout().removed(grave, chunk);
     assert!(commit(&mut engine, after));
     assert_eq!(engine.books().resident().0, 1);
+    assert_eq!(engine.books().unfinished_loads(), 0);
 }

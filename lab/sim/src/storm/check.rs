@@ -70,6 +70,12 @@ impl World {
             return;
         }
         self.engine.books().audit();
+        let flights = self.flights.iter().flatten();
+        assert_eq!(
+            self.engine.books().unfinished_loads(),
+            flights.map(|flight| flight.plan.items.len()).sum::<usize>(),
+            "each item of a plan is loading or upset"
+        );
         if self.procs.iter().any(|proc| !proc.events.is_empty()) {
             return;
         }
