@@ -139,10 +139,10 @@ impl FromStr for Bytes {
             split_number(text.trim()).ok_or_else(|| error("it does not start with a number"))?;
         let shift = match suffix.to_ascii_lowercase().as_str() {
             "" | "b" => 0,
-            "k" | "kb" | "kib" => 10,
-            "m" | "mb" | "mib" => 20,
-            "g" | "gb" | "gib" => 30,
-            "t" | "tb" | "tib" => 40,
+            "k" | "ki" | "kb" | "kib" => 10,
+            "m" | "mi" | "mb" | "mib" => 20,
+            "g" | "gi" | "gb" | "gib" => 30,
+            "t" | "ti" | "tb" | "tib" => 40,
             _ => return Err(error("the unit is unknown; use K, M, G or T")),
         };
         let bytes = value * (1u64 << shift) as f64;
@@ -235,6 +235,8 @@ mod tests {
             ("4096", 4096),
             ("512M", 512 << 20),
             ("1.5GiB", 3 << 29),
+            ("64Mi", 64 << 20),
+            ("1gi", 1 << 30),
             ("2 k", 2048),
             ("1T", 1 << 40),
         ] {

@@ -34,7 +34,6 @@ const STYLES: Styles = Styles::styled()
     version,
     styles = STYLES,
     max_term_width = 100,
-    disable_help_subcommand = true,
     after_help = "Start with `undercroft doctor`, then `undercroft demo`.\n\
                   Environment: UNDERCROFT_DIR = where tier files go by default; NO_COLOR = no colours."
 )]
@@ -74,10 +73,13 @@ pub(crate) enum Command {
         /// Which shell.
         shell: clap_complete::Shell,
     },
-    /// Print the manual page, or write all of them into a directory
+    /// Show a manual page, or write all of them into a directory
     Man {
-        /// Directory for one page a subcommand; made if it is missing.
-        dir: Option<PathBuf>,
+        /// Subcommand whose page is shown. Default: the page of undercroft itself.
+        command: Option<String>,
+        /// Writes one page a subcommand into this directory, which is made if it is missing
+        #[arg(long, value_name = "DIR", conflicts_with = "command")]
+        out: Option<PathBuf>,
     },
     /// Print what this binary can continue, as JSON; asked by `upgrade`.
     #[command(hide = true)]

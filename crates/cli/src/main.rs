@@ -129,7 +129,8 @@ fn dispatch(command: Command) -> Result<ExitCode, Failure> {
             );
             Ok(0)
         }
-        Command::Man { dir } => manual::manual(Cli::command(), dir.as_deref()),
+        Command::Man { out: Some(out), .. } => manual::write(Cli::command(), &out),
+        Command::Man { command, .. } => manual::show(Cli::command(), command.as_deref()),
     };
     status.map(ExitCode::from)
 }

@@ -1,46 +1,99 @@
 //! Manual pages, made from the definitions of `--help`.
 
 use std::fs;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::path::Path;
+use std::process::{Child, Command as Process, Stdio};
 
+use clap::Command;
 use undercroft_terminal::{Failure, status};
 
-/// Prints `undercroft(1)`, or writes it and one page for each subcommand into `directory`.
-pub(crate) fn manual(command: clap::Command, directory: Option<&Path>) -> Result<u8, Failure> {
-    let (what, done) = match directory {
-        Some(directory) => (
-            format!("write manual pages into {}", directory.display()),
-            write_all(command, directory),
-        ),
-        None => (
-            "print the manual page".to_owned(),
-            render(command).and_then(|page| io::stdout().write_all(&page)),
-        ),
+/// Shows `undercroft(1)`, or the page of a subcommand: by `man` on a terminal. Elsewhere its
+/// source is printed.
+pub(crate) fn show(mut command: Command, sub: Option<&str>) -> Result<u8, Failure> {
+    command.build();
+    let page = match sub {
+        None => render(command),
+        Some(name) => match subcommands(&command).find(|sub| sub.get_name() == name) {
+            Some(sub) => render(versioned(sub)),
+            None => {
+                let names: Vec<_> = subcommands(&command).map(Command::get_name).collect();
+                return Err(Failure::new(
+                    status::FAILED,
+                    "cannot show the manual page",
+                    format!("there is no subcommand `{name}`"),
+                    format!(
+                        "name one of: {}; `--out DIR` writes all pages",
+                        names.join(", ")
+                    ),
+                ));
+            }
+        },
     };
-    done.map(|()| 0).map_err(|error| {
+    let shown = page.and_then(|page| match viewer() {
+        Some(viewer) => view(viewer, &page),
+        None => io::stdout().write_all(&page),
+    });
+    shown.map(|()| 0).map_err(|error| {
+        let what = "cannot show the manual page";
         Failure::new(
             status::FAILED,
-            format!("cannot {what}"),
+            what,
+            error.to_string(),
+            "write it: `--out DIR`",
+        )
+    })
+}
+
+/// Writes `undercroft(1)` and one page for each subcommand into `directory`.
+pub(crate) fn write(mut command: Command, directory: &Path) -> Result<u8, Failure> {
+    command.build();
+    let put = |name: String, page: io::Result<Vec<u8>>| fs::write(directory.join(name), page?);
+    let written = fs::create_dir_all(directory).and_then(|()| {
+        for sub in subcommands(&command) {
+            let name = format!("undercroft-{}.1", sub.get_name());
+            put(name, render(versioned(sub)))?;
+        }
+        put("undercroft.1".to_owned(), render(command.clone()))
+    });
+    written.map(|()| 0).map_err(|error| {
+        Failure::new(
+            status::FAILED,
+            format!("cannot write manual pages into {}", directory.display()),
             error.to_string(),
             "choose a directory that can be written",
         )
     })
 }
 
-fn render(command: clap::Command) -> io::Result<Vec<u8>> {
+/// The subcommands that have a page.
+fn subcommands(command: &Command) -> impl Iterator<Item = &Command> {
+    let all = command.get_subcommands();
+    all.filter(|sub| !sub.is_hide_set() && sub.get_name() != "help")
+}
+
+fn versioned(sub: &Command) -> Command {
+    sub.clone().version(env!("CARGO_PKG_VERSION"))
+}
+
+fn render(command: Command) -> io::Result<Vec<u8>> {
     let mut page = Vec::new();
     clap_mangen::Man::new(command).render(&mut page)?;
     Ok(page)
 }
 
-fn write_all(mut command: clap::Command, directory: &Path) -> io::Result<()> {
-    fs::create_dir_all(directory)?;
-    command.build();
-    for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set()) {
-        let page = render(sub.clone().version(env!("CARGO_PKG_VERSION")))?;
-        let name = format!("undercroft-{}.1", sub.get_name());
-        fs::write(directory.join(name), page)?;
+/// `man`, on a terminal where it is installed.
+fn viewer() -> Option<Child> {
+    let mut man = Process::new("man");
+    man.args(["--local-file", "-"]).stdin(Stdio::piped());
+    let started = io::stdout().is_terminal().then(|| man.spawn());
+    started.and_then(Result::ok)
+}
+
+fn view(mut viewer: Child, page: &[u8]) -> io::Result<()> {
+    if let Some(mut to) = viewer.stdin.take() {
+        // Who leaves the page early does not read all of it.
+        let _ = to.write_all(page);
     }
-    fs::write(directory.join("undercroft.1"), render(command)?)
+    viewer.wait().map(drop)
 }

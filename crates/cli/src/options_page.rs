@@ -23,7 +23,8 @@ fn the_page_of_options_is_that_of_the_command_line() {
     let mut command = Cli::command();
     command.build();
     let mut page = HEAD.to_owned();
-    for of in command.get_subcommands() {
+    let all = command.get_subcommands();
+    for of in all.filter(|of| of.get_name() != "help") {
         section(of, &format!("undercroft {}", of.get_name()), &mut page);
     }
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/guide/options.md");

@@ -95,7 +95,15 @@ pub(crate) fn memory_max(text: &str) -> Result<MemoryMax, String> {
     let size = text
         .parse::<Bytes>()
         .map_err(|error| format!("{error}, or a share such as 50%, or max"))?;
-    enough(size)?;
+    // A number without a unit is of bytes, and a small one seldom meant so.
+    let has_no_unit = text.bytes().all(|byte| byte.is_ascii_digit());
+    enough(size).map_err(|why| {
+        if has_no_unit && size > Bytes(0) {
+            format!("{text} bytes: did you mean {text}M? {why}")
+        } else {
+            why
+        }
+    })?;
     Ok(MemoryMax::Size(size))
 }
 

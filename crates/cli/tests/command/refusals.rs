@@ -56,6 +56,7 @@ fn nonsense_limits_are_usage_errors() {
     for (size, word) in [
         ("0", "cannot make progress"),
         ("512K", "cannot make progress"),
+        ("64", "did you mean 64M?"),
         ("lots", "examples"),
         ("12Q", "the unit is unknown"),
         ("1e99", "examples"),
@@ -369,13 +370,19 @@ fn completions_and_manual_pages_are_made_from_the_same_definitions() {
         );
     }
     let here = tempfile::tempdir().expect("a temporary directory");
-    printed(&["man", here.path().to_str().expect("a plain name")]);
+    let to = here.path().to_str().expect("a plain name");
+    printed(&["man", "--out", to]);
     let page = fs::read_to_string(here.path().join("undercroft-run.1")).expect("a page for run");
     assert!(page.contains("memory\\-max"));
     assert!(
         !here.path().join("undercroft-manager.1").exists(),
         "hidden commands have no page"
     );
+    assert!(!here.path().join("undercroft-help.1").exists());
+    assert_eq!(printed(&["man", "run"]), page);
+    assert!(printed(&["man"]).contains("undercroft"));
+    refused(&["man", "nothing"], 1, &["no subcommand", "run, demo"]);
+    assert_eq!(printed(&["help", "run"]), printed(&["run", "--help"]));
 }
 
 #[test]
