@@ -7,8 +7,8 @@
 // kept in MAP_SHARED memory, which is not managed. If a page is ever zero, stale or otherwise
 // wrong, the program writes that to the file EVIDENCE and ends with status 86. Prints "ready" when
 // all pages are written. SIGBUS (a page declared lost) gives status 87: an error that the program
-// can see, not a wrong byte. After SECONDS (default 60) the program ends with 0. The lowest pages are
-// checked, too (low.h).
+// can see, not a wrong byte. After SECONDS (default 60), or at SIGUSR1, the program ends with 0. The
+// lowest pages are checked, too (low.h).
 #define _GNU_SOURCE
 #include "low.h"
 #include <fcntl.h>
@@ -23,7 +23,8 @@
 #include <unistd.h>
 
 enum { PAGE = 4096, WORDS = PAGE / 8, WRONG = 86, LOST = 87 };
-static uint64_t *memory, *versions, pages, end_at;
+static uint64_t *memory, *versions, pages;
+static volatile uint64_t end_at;
 static const char *evidence;
 
 static uint64_t mix64(uint64_t x)
@@ -83,6 +84,12 @@ static void on_bus(int number)
 	_exit(LOST);
 }
 
+static void on_end(int number)
+{
+	(void)number;
+	end_at = 0;
+}
+
 static void fill(uint64_t page)
 {
 	uint64_t version = versions[page] + 1;
@@ -117,6 +124,7 @@ int main(int argc, char **argv)
 	evidence = argv[2];
 	end_at = now() + 1000 * (argc > 3 ? strtoull(argv[3], NULL, 10) : 60);
 	signal(SIGBUS, on_bus);
+	signal(SIGUSR1, on_end);
 	memory = mmap(NULL, pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	versions = mmap(NULL, pages * 8, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
 	if (pages < 2 || memory == MAP_FAILED || versions == MAP_FAILED)

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
 use undercroft_tests::{Job, MIB, Running, build, find, say, skip, turn, undercroft};
 
 const MEMORY: u64 = 64 * MIB;
@@ -130,6 +131,14 @@ impl Daemon {
         mine["limit_bytes"].as_u64()
     }
 
+    /// Some, if many pages of the run have come back.
+    fn swaps(&self, run: &Running) -> Option<u64> {
+        let clients = self.status()?["clients"].take();
+        let mut clients = clients.as_array()?.iter();
+        let mine = clients.find(|it| it["pid"] == run.keeper())?;
+        mine["swap_ins"].as_u64().filter(|it| *it > 1000)
+    }
+
     fn program(&self, class: &str, seconds: u64) -> Running {
         let evidence = self.folder.path().join("evidence");
         Job::new(build("holdcheck"))
@@ -155,12 +164,13 @@ fn programs_share_memory_and_outlive_the_daemon() {
     let name = "programs_share_memory_and_outlive_the_daemon";
     turn!(one_at_a_time, "a plain run has no daemon");
     let mut daemon = Daemon::start();
-    let mut first = daemon.program("default", 7);
+    // They end when they are told to, however long the daemon takes.
+    let mut first = daemon.program("default", 50);
     first.until("first grant", 20, |run| {
         daemon.limit_of(run).filter(|it| *it == MEMORY)
     });
     let begun = Instant::now();
-    let mut second = daemon.program("web", 3);
+    let mut second = daemon.program("web", 50);
     let share = second.until("second grant", 20, |run| daemon.limit_of(run));
     let took = begun.elapsed();
     assert!(share >= 16 * MIB, "{share} is less than its protection");
@@ -183,11 +193,14 @@ fn programs_share_memory_and_outlive_the_daemon() {
     };
     second.until("other weight", 20, weighs_more);
     daemon.reload("weight = 5", "weight = none");
+    first.until("pages that come back", 20, |run| daemon.swaps(run));
+    second.signal(Signal::USR1);
     second.wait().expect(0);
     assert_eq!(daemon.check()["memory_bytes"], MEMORY);
     first.until("rest of the memory", 20, |run| {
         daemon.limit_of(run).filter(|it| *it == MEMORY)
     });
+    first.signal(Signal::USR1);
     let outcome = first.wait().expect(0).expect_swapping(1000.0);
     assert!(
         !daemon.folder.path().join("evidence").exists(),
@@ -335,14 +348,7 @@ fn a_class_limits_what_its_managers_use() {
     assert_eq!(program.run().expect(0).output, plain.stdout);
     let begun = Instant::now();
     let mut run = daemon.program("web", 4);
-    run.until("pages that come back", 20, |run| {
-        let clients = daemon.status()?["clients"].take();
-        let mine = clients
-            .as_array()?
-            .iter()
-            .find(|it| it["pid"] == run.keeper())?;
-        mine["swap_ins"].as_u64().filter(|it| *it > 1000)
-    });
+    run.until("pages that come back", 20, |run| daemon.swaps(run));
     let granted = managers(&run).expect("its threads");
     let on_last = |of: &(String, u32)| *of == (last.to_owned(), 0);
     assert!(granted.iter().all(on_last), "{granted:?}");
