@@ -180,8 +180,7 @@ fn programs_share_memory_and_outlive_the_daemon() {
             let status = daemon.check();
             (status["clients"].as_array()?.len() == 2).then_some(())
         };
-        // A client that was asking when the daemon died may ask again only after 20 s.
-        first.until("claim of both", 30, both);
+        first.until("claim of both", 20, both);
         assert!(second.is_alive(), "{}", second.errors());
     }
     daemon.reload("weight = 3", "weight = none");
