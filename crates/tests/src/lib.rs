@@ -24,6 +24,7 @@ mod memcached;
 mod processes;
 mod programs;
 mod sampler;
+mod stalls;
 mod turn;
 
 use std::io::Write;
@@ -37,6 +38,7 @@ pub use programs::{
     undercroft_lab,
 };
 pub use sampler::{Sample, Sampler};
+pub use stalls::Stalls;
 pub use turn::{Turn, beside_others, one_at_a_time};
 pub use undercroft_resp::{Client, Reply};
 pub use undercroft_seeded::mix;

@@ -4,7 +4,8 @@
 use std::time::Duration;
 
 use undercroft_tests::{
-    Job, MIB, Sample, Sampler, build, one_at_a_time, plain_only, say, skip, turn, undercroft,
+    Job, MIB, Sample, Sampler, Stalls, build, one_at_a_time, plain_only, say, skip, turn,
+    undercroft,
 };
 
 /// Memory that counts as anonymous in the client but is not managed: stacks, libraries' data, the
@@ -13,6 +14,11 @@ const UNMANAGED: u64 = 3 * MIB;
 
 /// Longest time above the limit.
 const OVER_MAX: Duration = Duration::from_millis(100);
+
+/// Growth of a program in bytes a millisecond, on all CPUs, that nothing holds: 1 GiB a second was
+/// seen. A mapping is heard of by a thread on the CPU of the one that maps. While the machine keeps
+/// that CPU, or both, from it, the mapping fills unheard.
+const FILLED_PER_MS: u64 = 2 * MIB;
 
 /// The longest uninterrupted time for which `over` holds.
 fn longest(samples: &[Sample], over: impl Fn(&Sample) -> bool) -> Duration {
@@ -24,30 +30,33 @@ fn longest(samples: &[Sample], over: impl Fn(&Sample) -> bool) -> Duration {
     longest
 }
 
-/// At most 2 % over, and that for at most 100 ms.
+/// At most 2 % over, and that for at most 100 ms. Where the machine took a CPU away, as much more
+/// as can be filled in that time.
 fn stays_below(name: &str, limit: u64, tier: &str, program: &str, args: &[&str]) {
-    let (outside, reported) = most(name, limit, tier, program, args);
-    let bound = limit + limit / 50;
+    let (outside, reported, stalled) = most(name, limit, tier, program, args);
+    let unheard = stalled.as_micros() as u64 * FILLED_PER_MS / 1000;
+    let bound = limit + limit / 50 + unheard;
     assert!(
         outside <= bound + UNMANAGED,
-        "peak {outside} is more than 2 % over the limit {limit}"
+        "peak {outside} is more than 2 % over the limit {limit}, stalled for {stalled:.1?}"
     );
     assert!(
         reported <= bound,
-        "the report itself says {reported} of {limit}"
+        "the report itself says {reported} of {limit}, stalled for {stalled:.1?}"
     );
 }
 
-/// Runs it; it must exceed the limit for at most 100 ms. Returns the most DRAM used: measured from
-/// outside, and reported.
-fn most(name: &str, limit: u64, tier: &str, program: &str, args: &[&str]) -> (u64, u64) {
+/// Runs it; it must exceed the limit for at most 100 ms, and the longest time for which the machine
+/// took a CPU away. Returns the most DRAM used, measured from outside and reported, and that time.
+fn most(name: &str, limit: u64, tier: &str, program: &str, args: &[&str]) -> (u64, u64, Duration) {
     let _turn = one_at_a_time();
     if plain_only() {
         skip("a plain run has no limit");
-        return (0, 0);
+        return (0, 0, Duration::ZERO);
     }
     let folder = tempfile::tempdir().expect("a scratch folder");
     let spill = folder.path().join("spill").display().to_string();
+    let stalls = Stalls::watch();
     let run = Job::new(build(program))
         .args(args)
         .limit(limit)
@@ -57,6 +66,7 @@ fn most(name: &str, limit: u64, tier: &str, program: &str, args: &[&str]) -> (u6
     let sampler = Sampler::start(run.pid());
     let outcome = run.wait();
     let samples = sampler.finish();
+    let stalled = stalls.longest();
     let outcome = outcome.expect(0).expect_swapping(2000.0);
 
     assert!(
@@ -74,7 +84,7 @@ fn most(name: &str, limit: u64, tier: &str, program: &str, args: &[&str]) -> (u6
     });
     say(&format!(
         "{name} {args:?}: limit {} MiB, peak {:.1} MiB from outside in {} samples, longest time \
-         over {time:.0?}, by 2 % {far:.0?}; {:?} reported",
+         over {time:.0?}, by 2 % {far:.0?}; {:?} reported; a CPU was taken away for {stalled:.1?}",
         limit / MIB,
         peak as f64 / MIB as f64,
         samples.len(),
@@ -84,11 +94,15 @@ fn most(name: &str, limit: u64, tier: &str, program: &str, args: &[&str]) -> (u6
         peak > limit / 2,
         "the run was never near its limit: peak {peak} of {limit}"
     );
-    assert!(time <= OVER_MAX, "over the limit for {time:?}");
+    assert!(
+        time <= OVER_MAX + stalled,
+        "over the limit for {time:?}, stalled for {stalled:.1?}"
+    );
     let reported = outcome.number("dram_bytes_peak");
     (
         peak,
         reported.expect("dram_bytes_peak in the report") as u64,
+        stalled,
     )
 }
 
@@ -151,7 +165,7 @@ fn a_batch_that_leaves_locks_the_books_a_few_times() {
 #[test]
 fn limit_holds_under_a_storm_of_forks() {
     let name = "limit_holds_under_a_storm_of_forks";
-    let (outside, reported) = most(name, 64 * MIB, "ram", "forks", &["40", "4", "3"]);
+    let (outside, reported, _) = most(name, 64 * MIB, "ram", "forks", &["40", "4", "3"]);
     assert!(
         outside.max(reported) <= 112 * MIB,
         "{outside} from outside, {reported} reported"
