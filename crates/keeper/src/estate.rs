@@ -5,6 +5,7 @@ use std::io::{self, BufReader, Seek, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
@@ -94,6 +95,7 @@ impl Estate {
             ledger: ledger.as_fd().as_raw_fd(),
             ledger_chunks,
             first_space: test_setting("UNDERCROFT_TEST_FIRST_SPACE").map(|first| first as u32),
+            swaps: std::env::var_os("UNDERCROFT_TEST_SWAPS").map(PathBuf::from),
             tiers: tiers.iter().map(tiers::launch).collect(),
             legacy: legacy.as_fd().as_raw_fd(),
             handover: -1,

@@ -47,6 +47,9 @@ pub struct Launch {
     pub ledger_chunks: usize,
     /// The number of the first address space, for tests: they come to the last number soon.
     pub first_space: Option<u32>,
+    /// A file that tells the kernel's swap in place of `/proc/swaps`, as under a kernel that loses
+    /// pages beside swap, for tests.
+    pub swaps: Option<PathBuf>,
     /// Descriptors of each tier, fastest first.
     pub tiers: Vec<TierLaunch>,
     /// Memfd of the legacy.

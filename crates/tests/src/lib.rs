@@ -13,8 +13,9 @@
 //! * `UNDERCROFT_TEST_OPS`, `UNDERCROFT_TEST_SEEDS`, `UNDERCROFT_TEST_KILLS`: larger runs of the
 //!   random tests.
 //!
-//! Two more are read by `undercroft run`, for tests of its bounds: `UNDERCROFT_TEST_LEDGER_CHUNKS`,
-//! the room of the page table, and `UNDERCROFT_TEST_FIRST_SPACE`, the number of the first space.
+//! Three more are read by `undercroft run`: `UNDERCROFT_TEST_LEDGER_CHUNKS`, the room of the page
+//! table; `UNDERCROFT_TEST_FIRST_SPACE`, the number of the first space; and
+//! `UNDERCROFT_TEST_SWAPS`, a file like `/proc/swaps`, of a kernel that loses pages beside swap.
 //!
 //! A test that cannot run prints `SKIPPED: name: reason` on standard error. The line bypasses the
 //! harness, which captures output.

@@ -116,7 +116,7 @@ enum StartError {
 
 /// Checks that this process may make userfaultfds that see all faults and events, that pages can be
 /// moved out, and that no swap is on that would lose them.
-fn check_permissions(successor: bool) -> Result<SwapWatch, StartError> {
+fn check_permissions(launch: &Launch) -> Result<SwapWatch, StartError> {
     let device = UffdDevice::open().map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => StartError::NoDevice,
         _ => StartError::Device(error),
@@ -129,7 +129,8 @@ fn check_permissions(successor: bool) -> Result<SwapWatch, StartError> {
     if !has.has(Features::MOVE) {
         return Err(StartError::NoMoves);
     }
-    watch_swap(successor, Swaps::open())
+    let swaps = (launch.swaps.as_deref()).map_or_else(Swaps::open, |file| Swaps::of(file, "6.15"));
+    watch_swap(launch.predecessor.is_some(), swaps)
 }
 
 /// Watches the kernel's swap. A run does not start beside swap that would lose its pages. A
@@ -245,7 +246,7 @@ fn take_rights(rights: &Rights) -> Result<(), StartError> {
 
 fn serve_over(launch: Launch, link: OwnedFd) -> Result<(), StartError> {
     take_rights(&launch.options.rights)?;
-    let mut swap = check_permissions(launch.predecessor.is_some())?;
+    let mut swap = check_permissions(&launch)?;
     let keeper = PidFd::open(launch.keeper)?;
     let mark = Mark::new(&launch.shim.0, &launch.shim.1);
     let handover = process::take_inherited(launch.handover)?;

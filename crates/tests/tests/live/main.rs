@@ -13,6 +13,7 @@ mod given_up;
 mod hostile;
 mod images;
 mod keeper;
+mod kernel_swap;
 mod lab;
 mod latency;
 mod left_behind;
