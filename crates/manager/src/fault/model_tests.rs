@@ -134,7 +134,7 @@ fn shared_over(options: ClientOptions, tiers: Vec<MeteredTier>) -> Arc<Shared> {
 }
 
 /// The program's threads are those of the test: the manager looks up where they run.
-fn this_process() -> Identity {
+pub(crate) fn this_process() -> Identity {
     let pid = std::process::id();
     Identity {
         pid,

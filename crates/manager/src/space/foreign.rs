@@ -118,3 +118,55 @@ pub(crate) fn read_zeros(shared: &Shared, process: &Process, from: VirtRange, to
         process.end("it moved memory over a mapping that is not managed, and read zeros there");
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use undercroft_base::PageSize;
+    use undercroft_sys::mapping::PageBuf;
+
+    use super::*;
+    use crate::fault::model_tests::{options, shared, this_process};
+    use crate::space::model::ModelMemory;
+    use crate::space::port::Space;
+
+    /// The program moves managed memory to where a mapping of another kind was, at the moment in
+    /// which that is unregistered: an event is unread. What is there is registered again, also by a
+    /// successor of a manager that died in between.
+    #[test]
+    fn memory_that_was_moved_there_meanwhile_is_registered_again() {
+        let here = PageBuf::new(4, PageSize::Base).expect("private anonymous memory");
+        let start = VirtPage::of(here.as_ptr() as u64);
+        let range = VirtRange::new(start, start.plus(4));
+        for moved in [false, true] {
+            let shared = shared(options("ram"));
+            let space = shared.books.engine().layout().add_space();
+            let memory = Arc::new(ModelMemory::new(range));
+            let (beacon, row) = (VirtPage(1), shared.books.row(space));
+            let process = Process::new(space, memory.clone(), beacon, None, None, row);
+            let _ = process.identity.set(this_process());
+            let exposed_in_legacy = || {
+                let heirs = shared.books.legacy.heirs();
+                heirs[0].1.exposed()
+            };
+            if moved {
+                memory.changes(true);
+            }
+            assert!(unregister(&process, range));
+            assert!(
+                range
+                    .pages()
+                    .all(|page| memory.is_registered(page) == moved)
+            );
+            // Its absent pages may have been touched.
+            assert_eq!(lock(&process.exposed).contains(&range), moved);
+            assert_eq!(exposed_in_legacy().is_empty(), !moved);
+            if moved {
+                memory.unregister(range).expect("the model does");
+                exposed_before(&process, exposed_in_legacy());
+                assert!(range.pages().all(|page| memory.is_registered(page)));
+            }
+        }
+    }
+}

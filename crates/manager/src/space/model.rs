@@ -98,6 +98,12 @@ impl ModelMemory {
         lock(&self.kernel).memory.peek(self.mm, page)
     }
 
+    /// Whether a touch of the page, while it is missing, would wait for the manager.
+    pub(crate) fn is_registered(&self, page: VirtPage) -> bool {
+        let advice = lock(&self.kernel).memory.advice(self.mm, page);
+        advice.is_some_and(|advice| advice.registered)
+    }
+
     /// A thread of the program reads the page, or writes `write` to it. It waits where the page is
     /// missing.
     pub(crate) fn touch(&self, page: VirtPage, write: Option<Content>, thread: u32) -> Touch {
