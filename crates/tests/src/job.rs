@@ -83,7 +83,7 @@ impl Job {
             limit: None,
             options: Vec::new(),
             under: false,
-            timeout: Duration::from_secs(120),
+            timeout: Duration::from_secs(180),
         }
     }
 
@@ -151,7 +151,8 @@ impl Job {
         self
     }
 
-    /// Sets the time after which the tree is ended; two minutes by default.
+    /// Sets the time after which the tree is ended; three minutes by default. It ends what hangs: a
+    /// busy disk alone can stop a program for a minute.
     pub fn timeout(mut self, seconds: u64) -> Job {
         self.timeout = Duration::from_secs(seconds);
         self

@@ -32,7 +32,6 @@ fn resting_job(policy: &str, folder: &Path, rest_us: &str) -> Job {
         .options(["--policy", policy, "--prefetch", "none"])
         .limit(LIMIT)
         .tier(&format!("file:{spill},size=1G"))
-        .timeout(100)
 }
 
 /// Pages swapped in that the program could have kept: all but those that the cold walk and the
@@ -124,7 +123,6 @@ fn by_default_idle_programs_and_fork_relatives_are_not_scanned() {
         let idle = Job::new(build("touch"))
             .args(["48", "--hold", hold])
             .limit(24 * MIB)
-            .timeout(60)
             .run()
             .expect(0);
         let scans = &idle.report.expect("a report")["access_scans"];
@@ -164,7 +162,6 @@ os._exit(0)  # the child lives until then: without it scans are allowed again
             .args(["-c", &script])
             .limit(32 * MIB)
             .tier(&format!("file:{spill},size=1G"))
-            .timeout(100)
             .run()
             .expect(0);
         outcome.report.expect("a report")["access_scans"].clone()
@@ -187,7 +184,6 @@ fn scanning_a_tree_of_processes_costs_no_byte() {
             .args(["48", "--rounds", "3", "--fork", "3", "--exit", "7"])
             .options(["--policy", policy, "--access-scan", "10ms"])
             .limit(24 * MIB)
-            .timeout(100)
             .run()
             .expect(7);
         let report = outcome.report.expect("a report");
@@ -258,7 +254,7 @@ fn undercroft_without(lost: &str) -> Option<Job> {
         format!("--bounding-set={lost}"),
         format!("--inh-caps={lost}"),
     ];
-    Some(Job::new("setpriv").args(sets).arg(undercroft()).timeout(60))
+    Some(Job::new("setpriv").args(sets).arg(undercroft()))
 }
 
 /// By default a run goes on without scans if scanning does not work, or if bits cannot be cleared

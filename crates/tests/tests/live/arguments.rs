@@ -49,9 +49,9 @@ fn what_a_program_wipes_from_its_arguments_is_nowhere() {
     let secret = format!("secret-{:x}-of-a-test", std::process::id());
     let job = Job::new(build("wipes")).arg(&secret).limit(64 * MIB);
     let mut run = job.start();
-    run.until("wiped arguments", 20, is_ready);
+    run.until("wiped arguments", 60, is_ready);
     // `run` puts its title in place as soon as the program has started.
-    run.until("titles", 20, |_| {
+    run.until("titles", 60, |_| {
         holders("cmdline", &secret).is_empty().then_some(())
     });
     let found = [holders("cmdline", &secret), holders("environ", &secret)].concat();
@@ -76,7 +76,7 @@ fn a_command_of_odd_characters_is_one_line_of_the_status() {
     let long = "y".repeat(5000);
     let odd = Job::new(build("wipes")).args(["a b\n", "\x1b[31m", "", &long]);
     let mut run = odd.limit(64 * MIB).start();
-    run.until("its program", 20, is_ready);
+    run.until("its program", 60, is_ready);
     let pid = run.pid().to_string();
     let text = Job::new(undercroft_tests::undercroft()).args(["status", &pid]);
     let text = text.run().expect(0).text();

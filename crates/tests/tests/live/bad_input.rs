@@ -11,7 +11,7 @@ use undercroft_tests::{
 
 /// Runs `undercroft WORDS` as they are.
 fn undercroft_with(words: &[&str]) -> Outcome {
-    Job::new(undercroft()).args(words).timeout(30).run()
+    Job::new(undercroft()).args(words).run()
 }
 
 /// The status is one of `codes`, and standard error has `words`, which say what was wrong.
@@ -257,7 +257,6 @@ fn without_capabilities_it_refuses_clearly_or_works_exactly() {
             .args(["48", "--rounds", "1", "--fork", "2", "--exit", "7"])
             .folder(folder.path())
             .env("TMPDIR", "/tmp")
-            .timeout(60)
             .run();
         match outcome.code() {
             Some(7) => {}
@@ -294,7 +293,6 @@ fn full_disk_never_costs_a_byte() {
         .arg("--")
         .arg(build("touch"))
         .args(["64", "--random-data", "--rounds", "2", "--exit", "7"])
-        .timeout(90)
         .run();
     match outcome.code() {
         Some(7) => {}
@@ -332,7 +330,6 @@ fn room_that_comes_back_is_used() {
             "file:{},size=20M",
             folder.path().join("tier").display()
         ))
-        .timeout(90)
         .run()
         .expect(0);
     let seconds = outcome.number("limit_exceeded.seconds");
@@ -369,8 +366,7 @@ fn full_tiers_let_the_program_stay_or_end_it_as_asked() {
             "--exit",
             "7",
         ])
-        .limit(16 * MIB)
-        .timeout(90);
+        .limit(16 * MIB);
     let stayed = job.clone().tier(&tier("stay")).run().expect(7);
     if plain_only() {
         return;

@@ -12,7 +12,6 @@ fn near_the_last_number(program: impl AsRef<std::ffi::OsStr>) -> Job {
             ((1u32 << 24) - 4).to_string(),
         )
         .limit(12 * MIB)
-        .timeout(100)
 }
 
 #[test]
@@ -33,7 +32,7 @@ fn a_successor_goes_on_after_the_last_number_of_a_space() {
         .args(["16", "4", "3"])
         .start();
     for _ in 0..2 {
-        let manager = run.until("manager process", 30, |run| {
+        let manager = run.until("manager process", 60, |run| {
             let tree = run.tree().into_iter();
             let mut managers = tree.filter(|of| of.pid != run.pid());
             managers.find(|of| of.command.contains("undercroft: manager of"))
@@ -51,10 +50,7 @@ fn a_successor_goes_on_after_the_last_number_of_a_space() {
 fn a_full_page_table_refuses_pages_to_a_child_and_the_others_live() {
     let name = "a_full_page_table_refuses_pages_to_a_child_and_the_others_live";
     let _turn = beside_others();
-    let job = Job::new(build("refused"))
-        .args(["48", "4"])
-        .limit(12 * MIB)
-        .timeout(100);
+    let job = Job::new(build("refused")).args(["48", "4"]).limit(12 * MIB);
     let job = job.env("UNDERCROFT_TEST_LEDGER_CHUNKS", "90");
     let outcome = job.run().expect(0);
     let [
@@ -103,7 +99,7 @@ fn crafted_pages_lose_no_write() {
             .arg(spread)
             .limit(8 * MIB)
             .tier(&tier);
-        let outcome = job.timeout(100).run().expect(0).expect_swapping(1000.0);
+        let outcome = job.run().expect(0).expect_swapping(1000.0);
         assert_eq!(outcome.text().trim(), "0", "{outcome}");
     }
 }

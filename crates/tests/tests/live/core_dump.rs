@@ -119,8 +119,7 @@ fn a_core_has_the_pages_that_had_left() {
             .args(words)
             .limit(LIMIT)
             .options(["--wait-all"])
-            .tier(&tier.replace("SPILL", &file.to_string_lossy()))
-            .timeout(120);
+            .tier(&tier.replace("SPILL", &file.to_string_lossy()));
         job.run().expect(0).expect_swapped(1000.0);
         let began = Instant::now();
         let (core, said) = loop {

@@ -88,7 +88,6 @@ fn kill(seed: u64, kind: &str, victims: &[Role]) -> Death {
         .limit(LIMIT)
         .options(options)
         .tier(&tier.replace("SPILL", &spill.to_string_lossy()))
-        .timeout(60)
         .start();
     let ids = run.until("manager and holder", 60, cast);
     run.until("load", 60, |_| {

@@ -7,7 +7,7 @@ use undercroft_tests::{Job, MIB, beside_others, build, skip};
 fn is_right_plain_and_limited(program: &str) {
     let _turn = beside_others();
     let job = |limit: u64| {
-        let job = Job::new(build(program)).args(["8", "40"]).timeout(120);
+        let job = Job::new(build(program)).args(["8", "40"]);
         if limit == 0 { job } else { job.limit(limit) }
     };
     let plain = job(0).run();

@@ -36,7 +36,7 @@ fn is_ready(run: &Running) -> Option<()> {
 /// Runs `told` and sends it one signal. Returns what it printed, and how it ended.
 fn sent(job: &Job, signal: Signal) -> (String, Option<i32>) {
     let mut run = job.start();
-    run.until("told", 20, is_ready);
+    run.until("told", 60, is_ready);
     run.signal(signal);
     let outcome = run.wait();
     (outcome.text(), outcome.code())
@@ -65,7 +65,7 @@ fn signals_arrive_as_they_were_sent() {
     }
     // Stopped and continued by their own numbers.
     let mut run = job.limit(64 * MIB).start();
-    run.until("told", 20, is_ready);
+    run.until("told", 60, is_ready);
     run.signal(Signal::TSTP);
     std::thread::sleep(Duration::from_millis(300));
     run.signal(Signal::CONT);
@@ -119,7 +119,7 @@ fn pipes_and_children_are_as_the_parent_left_them() {
 
 /// `tty STEPS -- [undercroft run] COMMAND`.
 fn on_terminal(steps: &[&str], under: bool, command: &[&str]) -> Outcome {
-    let mut job = Job::new(build("tty")).args(steps).arg("--").timeout(60);
+    let mut job = Job::new(build("tty")).args(steps).arg("--");
     if under {
         job = job.arg(undercroft()).args(["run", "-q", "--"]);
     }
@@ -353,7 +353,7 @@ fn a_process_whose_main_thread_has_ended_is_waited_for_and_ended() {
         .limit(64 * MIB)
         .options(["--no-takeover", "--wait-all"])
         .start();
-    run.until("worker", 20, |_| (!said().is_empty()).then_some(()));
+    run.until("worker", 60, |_| (!said().is_empty()).then_some(()));
     let manager = manager_of(&run).and_then(|found| Pid::from_raw(found.pid));
     kill_process(manager.expect("a manager"), Signal::KILL).expect("ours to kill");
     run.wait().expect(125);
@@ -375,8 +375,8 @@ fn orphans_that_have_ended_do_not_stay_while_the_program_runs() {
         };
         processes().into_iter().filter(is).count()
     };
-    run.until("orphans", 20, |_| (orphans() == 3).then_some(()));
-    run.until("end of its orphans", 20, |_| (orphans() == 0).then_some(()));
+    run.until("orphans", 60, |_| (orphans() == 3).then_some(()));
+    run.until("end of its orphans", 60, |_| (orphans() == 0).then_some(()));
     run.signal(Signal::TERM);
     run.wait();
 }
@@ -397,7 +397,7 @@ fn the_manager_is_not_the_first_to_be_ended_for_memory() {
     let job = Job::new("sh").args(["-c", show]).limit(64 * MIB);
     let raised = "echo 300 > /proc/self/oom_score_adj; exec \"$@\"";
     let mut run = job.before(["sh", "-c", raised, "sh"]).start();
-    run.until("program", 20, is_ready);
+    run.until("program", 60, is_ready);
     let pid = manager_of(&run).expect("a manager").pid;
     let score = |pid| std::fs::read_to_string(format!("/proc/{pid}/oom_score_adj"));
     assert_eq!(score(pid).expect("/proc").trim(), managers);
@@ -610,7 +610,7 @@ fn what_a_killed_keeper_left_is_cleaned_up() {
         .arg("50")
         .env("UNDERCROFT_DIR", dir.path());
     let mut run = job.limit(64 * MIB).start();
-    run.until("told", 20, is_ready);
+    run.until("told", 60, is_ready);
     let keeper = Pid::from_raw(run.keeper()).expect("a process id");
     kill_process(keeper, Signal::KILL).expect("ours to kill");
     let _ = run.wait();
@@ -646,7 +646,7 @@ impl Freezer {
         let began = Instant::now();
         while state().trim() != "FROZEN" {
             assert!(
-                began.elapsed() < Duration::from_secs(20),
+                began.elapsed() < Duration::from_secs(60),
                 "it does not freeze"
             );
             std::thread::sleep(Duration::from_millis(5));
@@ -658,7 +658,7 @@ impl Drop for Freezer {
     fn drop(&mut self) {
         let _ = std::fs::write(self.0.join("freezer.state"), "THAWED");
         let began = Instant::now();
-        while std::fs::remove_dir(&self.0).is_err() && began.elapsed() < Duration::from_secs(20) {
+        while std::fs::remove_dir(&self.0).is_err() && began.elapsed() < Duration::from_secs(60) {
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -695,8 +695,8 @@ fn told_with_manager(seconds: u32) -> (Running, i32) {
         .limit(64 * MIB)
         .options(["--no-takeover"])
         .start();
-    run.until("told", 20, is_ready);
-    let manager = run.until("a manager", 20, manager_of).pid;
+    run.until("told", 60, is_ready);
+    let manager = run.until("a manager", 60, manager_of).pid;
     (run, manager)
 }
 

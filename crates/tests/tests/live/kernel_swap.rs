@@ -19,7 +19,6 @@ fn beside(folder: &Path, program: &str) -> Job {
         .env("UNDERCROFT_TEST_SWAPS", folder.join("swaps"))
         .limit(LIMIT)
         .tier(&format!("file:{},size=256M", folder.display()))
-        .timeout(100)
 }
 
 #[test]
@@ -49,30 +48,30 @@ fn no_page_leaves_while_swap_that_loses_pages_is_on() {
         .options(["--takeovers-max", "9"])
         .start();
     let left = |run: &Running| run.status()?["pages"]["swapped_out"].as_u64();
-    run.until("pages that leave", 30, |run| {
+    run.until("pages that leave", 60, |run| {
         left(run).filter(|pages| *pages > 1000)
     });
     std::fs::write(&swaps, ON).expect("written");
-    run.until("a warning", 30, |run| {
+    run.until("a warning", 60, |run| {
         run.errors().contains("no page leaves").then_some(())
     });
     let stay = |run: &mut Running| {
         // A batch that was under way has ended.
         std::thread::sleep(Duration::from_millis(200));
-        let before = run.until("a status", 20, |run| left(run));
+        let before = run.until("a status", 60, |run| left(run));
         std::thread::sleep(Duration::from_millis(500));
-        let after = run.until("a status", 20, |run| left(run));
+        let after = run.until("a status", 60, |run| left(run));
         assert_eq!(before, after, "pages left");
     };
     stay(&mut run);
     let pid = run.keeper();
     let dead = manager_of(pid).expect("a manager");
     kill_process(Pid::from_raw(dead).expect("an id"), Signal::KILL).expect("it lives");
-    run.until("another manager", 20, |_| successor(pid, dead));
+    run.until("another manager", 60, |_| successor(pid, dead));
     stay(&mut run);
     assert_eq!(left(&run), Some(0), "pages left under the next manager");
     std::fs::write(&swaps, OFF).expect("written");
-    run.until("the limit", 30, |run| {
+    run.until("the limit", 60, |run| {
         let dram = run.status()?["dram_bytes"].as_u64()?;
         (dram <= LIMIT).then_some(())
     });

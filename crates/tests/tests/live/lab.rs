@@ -20,8 +20,7 @@ fn experiments_with_tiers_have_all_their_rows() {
         let tested = undercroft().display().to_string();
         let lab = Job::new(undercroft_lab())
             .args(["run", experiment, "--small", "--out", &path])
-            .args(["--undercroft", &tested])
-            .timeout(120);
+            .args(["--undercroft", &tested]);
         let outcome = lab.run().expect(0);
         let text = std::fs::read_to_string(out.path().join("results.json")).expect("results");
         let results: Value = serde_json::from_str(&text).expect("JSON");
@@ -55,8 +54,7 @@ fn threads_of_one_memory_are_measured_counted_and_modelled() {
             "--out",
             &path,
         ])
-        .args(["--undercroft", &tested])
-        .timeout(120);
+        .args(["--undercroft", &tested]);
     let outcome = lab.run().expect(0);
     let text = std::fs::read_to_string(out.path().join("results.json")).expect("results");
     let results: Value = serde_json::from_str(&text).expect("JSON");

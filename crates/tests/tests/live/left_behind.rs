@@ -58,11 +58,7 @@ impl Left {
             evidence.display(),
             said = said.display()
         );
-        let mut run = Job::new("sh")
-            .args(["-c", &script])
-            .limit(24 * MIB)
-            .timeout(60)
-            .start();
+        let mut run = Job::new("sh").args(["-c", &script]).limit(24 * MIB).start();
         let keeper = run.keeper();
         let begin = Instant::now();
         while run.is_alive() {
@@ -194,7 +190,7 @@ fn run_killed_ends_the_program_and_not_what_it_has_started() {
     let job = Job::new("sh").args(["-c", script]);
     for job in [job.clone(), job.limit(64 * MIB)] {
         let mut run = job.start();
-        let [left, program] = run.until("its processes", 20, |run| {
+        let [left, program] = run.until("its processes", 60, |run| {
             let said = std::fs::read_to_string(run.scratch().join("output")).ok()?;
             let mut ids = said.split_whitespace().map(|id| id.parse().ok());
             Some([ids.next()??, ids.next()??])
@@ -216,7 +212,7 @@ fn run_ends_on_a_signal_whatever_holds_it() {
     let deaf = "trap '' TERM; sleep 40 >/dev/null 2>&1 </dev/null & echo ready; exit 7";
     let deaf = Job::new("sh").args(["-c", deaf]).options(["--wait-all"]);
     for job in [Job::new(build("halts")), deaf] {
-        let run = job.limit(64 * MIB).timeout(60).start();
+        let run = job.limit(64 * MIB).start();
         std::thread::sleep(Duration::from_secs(1));
         let begin = Instant::now();
         run.signal(Signal::TERM);

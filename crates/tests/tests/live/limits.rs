@@ -61,7 +61,6 @@ fn most(name: &str, limit: u64, tier: &str, program: &str, args: &[&str]) -> (u6
         .args(args)
         .limit(limit)
         .tier(&tier.replace("SPILL", &spill))
-        .timeout(100)
         .start();
     let sampler = Sampler::start(run.pid());
     let outcome = run.wait();
@@ -141,7 +140,6 @@ fn a_batch_that_leaves_locks_the_books_a_few_times() {
         .args(["160", "--rounds", "6"])
         .limit(48 * MIB)
         .tier("ram")
-        .timeout(100)
         .start();
     let outcome = run.wait().expect(0).expect_swapping(2000.0);
     let number = |path: &str| outcome.number(path).expect("a number in the report");
@@ -205,7 +203,6 @@ fn limit_holds_with_incompressible_data_over_two_tiers() {
         .limit(32 * MIB)
         .tier("ram")
         .tier(&format!("file:{spill},size=1G"))
-        .timeout(100)
         .start();
     let sampler = Sampler::start(run.pid());
     let outcome = run.wait().expect(0).expect_swapping(2000.0);
@@ -227,7 +224,6 @@ fn limit_holds_where_memory_is_writable_and_executable() {
         .args(["64", "6"])
         .limit(24 * MIB)
         .tier(&format!("file:{},size=256M", folder.path().display()))
-        .timeout(100)
         .start();
     let sampler = Sampler::start(run.pid());
     let outcome = run.wait().expect(0).expect_swapping(2000.0);
@@ -305,7 +301,6 @@ fn status_shows_a_running_program_within_its_limit() {
         .args(["96", "--rounds", "40"])
         .limit(32 * MIB)
         .tier("ram")
-        .timeout(100)
         .start();
     let (mut looks, mut swapped) = (0, 0.0_f64);
     for _ in 0..40 {
@@ -363,7 +358,6 @@ fn zero_pages_that_were_only_read_leave_before_data_and_fill_no_tier() {
     let outcome = Job::new(build("zeros"))
         .limit(84 * MIB)
         .tier("ram")
-        .timeout(60)
         .run()
         .expect(0);
     let number = |path: &str| outcome.number(path).expect("a number in the report");
@@ -410,9 +404,8 @@ fn limit_is_changed_while_the_program_runs_and_every_byte_is_right() {
             "file:{},size=1G",
             scratch.path().join("spill").display()
         ))
-        .timeout(60)
         .start();
-    run.until("its memory", 30, |run| {
+    run.until("its memory", 60, |run| {
         let said = std::fs::read_to_string(run.scratch().join("output"));
         said.is_ok_and(|said| said.contains("ready")).then_some(())
     });
@@ -426,7 +419,7 @@ fn limit_is_changed_while_the_program_runs_and_every_byte_is_right() {
     for (limit, least) in [(40, 20), (20, 10), (48, 30), (16, 8)] {
         set(&format!("{limit}M")).expect(0);
         let began = std::time::Instant::now();
-        let dram = run.until("the limit kept and used", 30, |run| {
+        let dram = run.until("the limit kept and used", 60, |run| {
             let status = run.status()?;
             assert_eq!(status["memory_max_bytes"], limit * MIB, "{status}");
             let dram = status["dram_bytes"].as_u64()?;
@@ -441,7 +434,7 @@ fn limit_is_changed_while_the_program_runs_and_every_byte_is_right() {
     let small = set("1K");
     assert_eq!(small.code(), Some(2), "{small}");
     set("max").expect(0);
-    run.until("no limit", 30, |run| {
+    run.until("no limit", 60, |run| {
         run.status()?["memory_max_bytes"].is_null().then_some(())
     });
     set("24M").expect(0);
@@ -470,7 +463,7 @@ fn limit_below_what_a_pool_alone_holds_is_refused() {
         .limit(40 * MIB)
         .tier("ram")
         .start();
-    run.until("a pool of 600 KiB", 30, |run| {
+    run.until("a pool of 600 KiB", 60, |run| {
         let status = run.status()?;
         let held = status["dram_bytes"].as_u64()? - status["resident_bytes"].as_u64()?;
         (held > 600 << 10).then_some(())

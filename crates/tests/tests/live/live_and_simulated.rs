@@ -94,7 +94,6 @@ fn recorded(folder: &Path, phases: &[&str], options: &[&str]) -> (Outcome, Strin
         .options(options)
         .limit(LIMIT)
         .tier(&format!("file:{spill},size=1G"))
-        .timeout(100)
         .run()
         .expect(0);
     (live, trace)
@@ -280,7 +279,6 @@ fn recorded_alone(job: Job, folder: &Path, policy: &str, limit: u64) -> (Outcome
         .options(["--trace", &trace, "--prefetch", "none", "--policy", policy])
         .limit(limit)
         .tier(&format!("file:{spill},size=1G"))
-        .timeout(100)
         .run()
         .expect(0);
     (live, trace)

@@ -20,8 +20,7 @@ fn manager_of(run: &Running) -> Option<Process> {
 fn kill_once(seed: u64, tier: &str) -> Duration {
     let mut job = Job::new(build("holdcheck"))
         .limit(LIMIT)
-        .options(["--no-takeover"])
-        .timeout(40);
+        .options(["--no-takeover"]);
     let scratch = tempfile::tempdir().expect("a scratch folder");
     let evidence = scratch.path().join("evidence");
     let spill = scratch.path().join("spill");
@@ -31,7 +30,7 @@ fn kill_once(seed: u64, tier: &str) -> Duration {
         .arg(&evidence)
         .arg("30");
     let mut run = job.start();
-    let manager = run.until("manager process", 30, manager_of);
+    let manager = run.until("manager process", 60, manager_of);
     // The delays go from "just started" through "filling under pressure" to "steady swapping".
     std::thread::sleep(Duration::from_micros(mix(seed) % 400_000));
     let pid = Pid::from_raw(manager.pid).expect("a process id");

@@ -10,7 +10,6 @@ fn job(limit: u64, folder: &tempfile::TempDir) -> Job {
         .limit(limit)
         .options(["--policy", "lru", "--prefetch", "none"])
         .tier(&format!("file:{},size=1G", spill.display()))
-        .timeout(100)
 }
 
 fn number(outcome: &Outcome, path: &str) -> f64 {

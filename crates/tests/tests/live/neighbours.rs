@@ -29,9 +29,7 @@ fn second_version() -> Option<String> {
 /// be at most twice what they are otherwise, in the best of three runs.
 fn holds_up_nobody(name: &str, way: &str) {
     let _turn = beside_others();
-    let mut job = Job::new(build("neighbours"))
-        .args([way, "48", ROUNDS])
-        .timeout(100);
+    let mut job = Job::new(build("neighbours")).args([way, "48", ROUNDS]);
     if way == "freeze" {
         let Some(folder) = second_version() else {
             return skip("no cgroup of the second version is mounted");
@@ -124,7 +122,6 @@ fn whoever_reads_the_pagers_own_memory_loses_nothing() {
             "file:{},size=200M",
             folder.path().join("spill").display()
         ))
-        .timeout(60)
         .run()
         .expect(0)
         .expect_swapping(2000.0);
@@ -154,7 +151,7 @@ fn pages_whose_place_is_taken_by_shared_memory_hold_up_nobody() {
 fn remaps(name: &str, more: &[&str]) {
     let _turn = beside_others();
     let job = Job::new(build("remaps")).args(["48", "3"]).args(more);
-    let mut job = job.timeout(60);
+    let mut job = job;
     if !plain_only() {
         // Nearly nothing fits below: what leaves is put back.
         job = job.limit(16 * MIB).tier("ram,max=1M");

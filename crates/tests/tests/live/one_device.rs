@@ -15,7 +15,6 @@ fn random(evidence: &str) -> Job {
         .args(["16", evidence, "6"])
         .limit(8 * MIB)
         .options(["--prefetch", "none"])
-        .timeout(60)
 }
 
 /// Pages that came back to two programs that ran at the same time.
@@ -99,7 +98,6 @@ fn looping(daemon: &Daemon, class: &str) -> Running {
         .limit(8 * MIB)
         .options(["--prefetch", "none", &*format!("--daemon={class}")])
         .env("UNDERCROFT_DIR", daemon.folder.path())
-        .timeout(120)
         .start()
 }
 
@@ -129,12 +127,12 @@ fn one_control_keeps_the_bounds_of_all_programs_of_a_daemon() {
         let (goes, windows) = bound_of(&daemon, run)?;
         (goes == where_to).then_some(windows)
     };
-    loose.until("word of the daemon", 20, |run| pages_go_to(run, "device"));
-    strict.until("word of the daemon", 20, |run| pages_go_to(run, "buffer"));
+    loose.until("word of the daemon", 60, |run| pages_go_to(run, "device"));
+    strict.until("word of the daemon", 60, |run| pages_go_to(run, "buffer"));
     let pid = loose.pid().to_string();
     daemon.ask(&["set", &pid, "latency=p90=5ms"]).expect(0);
     loose.until("other bound", 60, |run| goes(run, "ToBuffer"));
-    let before = loose.until("word of the daemon", 20, |run| pages_go_to(run, "buffer"));
+    let before = loose.until("word of the daemon", 60, |run| pages_go_to(run, "buffer"));
     let devices = devices_of(&daemon, &loose).expect("a manager");
     assert_eq!(devices.len(), 2, "one for each tier");
     assert_eq!(devices_of(&daemon, &other).as_ref(), Some(&devices));
@@ -146,7 +144,7 @@ fn one_control_keeps_the_bounds_of_all_programs_of_a_daemon() {
     // A run of the next daemon uses the same devices.
     daemon.come_back();
     let mut late = looping(&daemon, "default");
-    let theirs = late.until("manager", 20, |run| devices_of(&daemon, run));
+    let theirs = late.until("manager", 60, |run| devices_of(&daemon, run));
     assert_eq!(theirs, devices);
     for run in [&mut strict, &mut loose, &mut other, &mut late] {
         assert!(run.is_alive(), "{}", run.errors());

@@ -13,7 +13,6 @@ fn loop_with(options: &[&str]) -> Outcome {
         .options(options)
         .tier("ram,max=3M")
         .tier(&format!("file:{spill},size=1G"))
-        .timeout(100)
         .run()
         .expect(0)
         .expect_swapping(10_000.0)
@@ -106,7 +105,7 @@ fn defaults_never_fault_far_more_often_than_a_file_alone() {
             let limit = plain.anonymous_peak * percent / 100;
             let spill = folder.path().join("spill").display().to_string();
             let file = format!("file:{spill},size=1G");
-            let squeezed = job.clone().limit(limit).timeout(60);
+            let squeezed = job.clone().limit(limit);
             let count_of = |job: Job| {
                 let outcome = job.run().expect(0);
                 assert_eq!(outcome.text(), plain.text(), "{}: {outcome}", program.name);

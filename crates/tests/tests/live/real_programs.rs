@@ -258,7 +258,6 @@ fn stress_ng_finds_no_wrong_bit() {
             .args(["--temp-path", &scratch.path().to_string_lossy()])
             .limit(8 * MIB)
             .tier(&tier)
-            .timeout(60)
             .run()
             .expect(0);
         let said = format!("{}{}", outcome.text(), outcome.errors).to_lowercase();

@@ -16,7 +16,7 @@ const LONGEST_MAX: f64 = 250.0;
 /// longest access in milliseconds, and the part of the time that went into long ones. `None` if it
 /// is skipped.
 fn spins(name: &str, way: &str) -> Option<(f64, f64)> {
-    let mut job = Job::new(build("spins")).args([way, "48", "3"]).timeout(60);
+    let mut job = Job::new(build("spins")).args([way, "48", "3"]);
     if !plain_only() {
         job = job.limit(16 * MIB).tier("ram");
     }

@@ -43,7 +43,6 @@ fn job(mib: u64, ms: u64, tier: &str) -> Job {
         .limit(mib * MIB / 4)
         .tier("ram,max=1M")
         .tier(tier)
-        .timeout(60)
 }
 
 fn wait_for(running: &mut Running, word: &str) {

@@ -32,7 +32,6 @@ fn redis_job(redis: &std::path::Path, port: u16, folder: &std::path::Path) -> Jo
         ])
         .arg("--dir")
         .arg(folder)
-        .timeout(150)
 }
 
 fn store(redis: &mut Client, keys: std::ops::Range<u64>, version: u64) {
@@ -209,8 +208,7 @@ fn memcached_session(memcached: &std::path::Path, limit: Option<u64>) -> u64 {
     let port = free_port();
     let mut job = Job::new(memcached)
         .args(["-p", &port.to_string(), "-U", "0", "-l", "127.0.0.1"])
-        .args(["-m", "256", "-t", "2", "-u", "root"])
-        .timeout(120);
+        .args(["-m", "256", "-t", "2", "-u", "root"]);
     if let Some(bytes) = limit {
         job = job.limit(bytes).tier("ram");
     }

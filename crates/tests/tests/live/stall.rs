@@ -39,8 +39,7 @@ fn waited(seconds: &str, tiers: usize, options: &[&str]) -> (f64, Outcome) {
         .limit(5 * MIB / 2)
         .options(["--placement", "locality", "--prefetch", "none"])
         .options(["--policy", "lru", "--access-scan", "10ms"])
-        .options(options)
-        .timeout(60);
+        .options(options);
     for (name, shape) in [("ssd", "optane-ssd"), ("disk", "hdd-7200")]
         .iter()
         .take(tiers)

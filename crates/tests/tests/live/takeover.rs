@@ -214,7 +214,7 @@ fn memory_is_right_whenever_the_manager_is_killed() {
 /// Starts `holdcheck`, and waits until it has filled its memory.
 fn start_ready(job: &Job) -> Running {
     let mut run = job.start();
-    run.until("its memory", 30, |run| {
+    run.until("its memory", 60, |run| {
         let said = std::fs::read_to_string(run.scratch().join("output"));
         said.is_ok_and(|said| said.contains("ready")).then_some(())
     });
@@ -310,7 +310,7 @@ fn address_spaces_are_right_whenever_the_manager_is_killed() {
             .start();
         let pid = run.keeper();
         // Before its start, a manager that dies ends the run.
-        run.until("its program", 20, |run| {
+        run.until("its program", 60, |run| {
             let is = |process: &Process| {
                 let ours = [pid, run.pid()].contains(&process.pid);
                 !ours && !process.command.contains("undercroft: manager of")
@@ -509,9 +509,8 @@ fn managers_that_die_again_and_again_are_given_up_on() {
         .limit(12 * MIB)
         .options(MANY)
         .tier("ram")
-        .timeout(60)
         .start();
-    run.until("its memory", 30, |run| {
+    run.until("its memory", 60, |run| {
         let said = std::fs::read_to_string(run.scratch().join("output"));
         said.is_ok_and(|said| said.contains("ready")).then_some(())
     });
@@ -545,9 +544,8 @@ fn a_process_that_another_has_stopped_does_not_hold_up_a_takeover() {
         .options(MANY)
         .tier("ram")
         .tier(&format!("file:{spill},size=64M"))
-        .timeout(60)
         .start();
-    run.until("its memory", 30, |run| {
+    run.until("its memory", 60, |run| {
         let said = std::fs::read_to_string(run.scratch().join("output"));
         said.is_ok_and(|said| said.contains("ready")).then_some(())
     });
@@ -569,9 +567,8 @@ fn without_end(evidence: &Path, options: &[&str]) -> Running {
             "file:{},size=256M",
             evidence.with_extension("spill").display()
         ))
-        .timeout(120)
         .start();
-    run.until("its memory", 30, |run| {
+    run.until("its memory", 60, |run| {
         let said = std::fs::read_to_string(run.scratch().join("output"));
         said.is_ok_and(|said| said.contains("ready")).then_some(())
     });
@@ -652,7 +649,7 @@ fn another_binary_manages_a_program_that_goes_on() {
         pauses.extend(said["pause_seconds"].as_f64());
         assert_eq!(binary_of(pid), binary.canonicalize().expect("it is there"));
         // Pages that an earlier one had stored, too.
-        run.until("pages from the tiers", 20, |run| {
+        run.until("pages from the tiers", 60, |run| {
             let back = run.status()?["pages"]["swapped_in"].as_u64();
             back.filter(|pages| *pages > 2000)
         });
@@ -663,7 +660,7 @@ fn another_binary_manages_a_program_that_goes_on() {
     assert_eq!(said["outcome"], "kept", "{said}");
     let dead = manager_of(pid).expect("a manager");
     kill_process(Pid::from_raw(dead).expect("an id"), Signal::KILL).expect("it lives");
-    run.until("another manager", 20, |_| successor(pid, dead));
+    run.until("another manager", 60, |_| successor(pid, dead));
     assert_eq!(binary_of(pid), own);
     let outcome = end(run, &evidence);
     let number = |field: &str| outcome.number(&format!("takeovers.{field}"));
@@ -689,7 +686,7 @@ fn what_a_program_leaves_behind_outlives_an_upgrade() {
         .tier("ram")
         .start();
     let pid = run.keeper();
-    run.until("a manager", 10, |run| run.status());
+    run.until("a manager", 60, |run| run.status());
     std::thread::sleep(Duration::from_millis(500)); // the shell has ended by then
     for (binary, becomes) in [
         (Path::new("/bin/true"), "refused"),
@@ -742,11 +739,11 @@ fn a_paused_run_keeps_its_pages_and_outlives_its_manager() {
         assert_eq!(status["paused"], true, "{status:#}");
         (of(&status, "resident_bytes") > 40 * MIB).then_some(status)
     };
-    let before = run.until("all of its memory", 30, whole);
+    let before = run.until("all of its memory", 60, whole);
     let dead = manager_of(pid).expect("a manager");
     kill_process(Pid::from_raw(dead).expect("an id"), Signal::KILL).expect("it lives");
-    run.until("another manager", 20, |_| successor(pid, dead));
-    let after = run.until("all of its memory", 30, whole);
+    run.until("another manager", 60, |_| successor(pid, dead));
+    let after = run.until("all of its memory", 60, whole);
     assert_ne!(before["manager_pid"], after["manager_pid"]);
     assert!(!after["tiers"][0]["drain"].is_null(), "{after:#}");
     std::thread::sleep(Duration::from_millis(300));
@@ -759,7 +756,7 @@ fn a_paused_run_keeps_its_pages_and_outlives_its_manager() {
         assert_eq!(status["paused"], false, "{status:#}");
         (of(&status, "dram_bytes") <= 24 * MIB).then_some(())
     };
-    run.until("the limit", 30, kept);
+    run.until("the limit", 60, kept);
     ask("paused=yes"); // and ends so
     let outcome = end(run, &evidence);
     assert_eq!(outcome.number("pauses.count"), Some(2.0), "{outcome}");

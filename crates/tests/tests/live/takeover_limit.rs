@@ -19,8 +19,7 @@ fn passed(kills: bool) -> f64 {
         .args([OWN_MIB.to_string(), AT_ONCE_MIB.to_string()])
         .limit(LIMIT_MIB * MIB)
         .tier("ram")
-        .tier(&format!("file:{},size=1G", spill.display()))
-        .timeout(120);
+        .tier(&format!("file:{},size=1G", spill.display()));
     let mut run = job.start();
     let said = |run: &undercroft_tests::Running, word: &str| {
         let said = std::fs::read_to_string(run.scratch().join("output"));

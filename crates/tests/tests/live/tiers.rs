@@ -14,8 +14,7 @@ fn touches(program: &[&str], tiers: &[&str], options: &[&str]) -> Outcome {
     let mut job = Job::new(build("touch"))
         .args(program)
         .limit(24 * MIB)
-        .options(options)
-        .timeout(100);
+        .options(options);
     for tier in tiers {
         job = job.tier(tier);
     }
@@ -150,10 +149,9 @@ fn slabs_move_by_their_temperature() {
         .options(["--placement", "temperature"])
         .tier(&format!("file:{},size=1G", at("fast")))
         .tier(&format!("file:{},size=1G", at("slow")))
-        .timeout(150)
         .start();
     let held = |run: &Running, tier: usize| run.status()?["tiers"][tier]["logical_bytes"].as_u64();
-    run.until("pages in the first file", 30, |run| {
+    run.until("pages in the first file", 60, |run| {
         (held(run, 0)? > 20 * MIB).then_some(())
     });
     let client = run.status().expect("it runs")["client_pid"].to_string();
@@ -223,9 +221,8 @@ fn what_was_measured_is_known_to_later_runs() {
         .tier("ram")
         .tier(&file("two"))
         .env("XDG_STATE_HOME", &state)
-        .timeout(60)
         .start();
-    let known = run.until("its status", 30, |run| Some(run.status()?["tiers"].clone()));
+    let known = run.until("its status", 60, |run| Some(run.status()?["tiers"].clone()));
     assert_eq!(&known[1]["profile"], kept, "{known}");
     assert!(known[0]["profile"].is_null(), "{known}");
     let shown = ask(&["show", &run.pid().to_string()]).expect(0).text();
@@ -264,7 +261,6 @@ fn sequences_go_to_the_disk_and_come_back() {
         .options(["--placement", "locality", "--access-scan", "10ms"])
         .tier(&format!("file:{},size=1G", at("ssd")))
         .tier(&format!("file:{},size=1G,shape=hdd-7200", at("disk")))
-        .timeout(100)
         .run()
         .expect(0);
     println!("{outcome}");
@@ -292,15 +288,14 @@ fn groups_leave_a_full_buffer_and_come_back_when_they_are_needed() {
         .options(["--placement", "latency_group", "--prefetch", "none"])
         .tier(&format!("nvm:{},size=16M", at("buffer")))
         .tier(&format!("file:{},size=1G", at("zone")))
-        .timeout(100)
         .start();
     let pages = |run: &Running, tier: usize| run.status()?["tiers"][tier]["logical_bytes"].as_u64();
-    run.until("pages in the file", 30, |run| {
+    run.until("pages in the file", 60, |run| {
         (pages(run, 1)? > 8 * MIB).then_some(())
     });
     let client = run.status().expect("it runs")["client_pid"].to_string();
     signal("-STOP", &client);
-    run.until("an eighth of the buffer is free", 30, |run| {
+    run.until("an eighth of the buffer is free", 60, |run| {
         (pages(run, 0)? <= 14 * MIB).then_some(())
     });
     signal("-CONT", &client);
@@ -333,7 +328,7 @@ fn a_tier_is_drained_under_a_program_that_uses_it() {
         .timeout(200)
         .start();
     let pid = run.keeper();
-    run.until("pages in the file", 30, |run| {
+    run.until("pages in the file", 60, |run| {
         let held = run.status()?["tiers"][1]["logical_bytes"].as_u64()?;
         (held > 16 * MIB).then_some(())
     });
@@ -355,7 +350,7 @@ fn a_tier_is_drained_under_a_program_that_uses_it() {
 /// `undercroft tiers VERB PID TIER`.
 fn change_tiers(pid: i32, verb: &str, tier: &str) -> Outcome {
     let job = Job::new(undercroft()).args(["tiers", verb, &pid.to_string(), tier]);
-    job.timeout(60).run()
+    job.run()
 }
 
 /// Ends a program that goes on for ever. It found no wrong word, and no page was lost.
@@ -393,12 +388,11 @@ fn tiers_are_added_and_removed_under_a_program_that_uses_them() {
         .limit(24 * MIB)
         .tier("ram,max=4M")
         .tier(&format!("file:{},size=1G", at("old")))
-        .timeout(100)
         .start();
     let pid = run.keeper();
     let tiers = |verb: &str, tier: &str| change_tiers(pid, verb, tier);
     let holds = |run: &mut Running, at: usize| {
-        run.until("pages in a tier", 30, |run| {
+        run.until("pages in a tier", 60, |run| {
             let held = run.status()?["tiers"][at]["logical_bytes"].as_u64()?;
             (held > 8 * MIB).then_some(())
         });
@@ -454,25 +448,24 @@ fn compressed_memory_joins_a_run_and_leaves_it() {
         .limit(24 * MIB)
         .options(["--placement", "waterfall"])
         .tier(&format!("file:{path},size=1G"))
-        .timeout(100)
         .start();
     let pid = run.keeper();
     let number = |run: &Running, at: usize, field: &str| {
         let status = run.status()?;
         status["tiers"].get(at)?[field].as_u64()
     };
-    run.until("pages in the file", 30, |run| {
+    run.until("pages in the file", 60, |run| {
         (number(run, 0, "logical_bytes")? > 8 * MIB).then_some(())
     });
     let added = change_tiers(pid, "add", "ram,zstd").expect(0);
     assert!(added.text().contains("number 1 by speed"), "{added}");
     let read = |run: &Running| number(run, 1, "reads");
-    run.until("pages that come back from it", 30, |run| {
+    run.until("pages that come back from it", 60, |run| {
         (read(run)? > 500 && number(run, 1, "logical_bytes")? > 8 * MIB).then_some(())
     });
     let set = Job::new(undercroft()).args(["set", &pid.to_string(), "memory-max=16M"]);
     set.run().expect(0);
-    run.until("less memory", 30, |run| {
+    run.until("less memory", 60, |run| {
         let dram = run.status()?["dram_bytes"].as_u64()?;
         (dram <= 16 * MIB && number(run, 1, "held_bytes")? <= 8 * MIB).then_some(())
     });
@@ -480,7 +473,7 @@ fn compressed_memory_joins_a_run_and_leaves_it() {
     assert!(removed.text().contains("given back"), "{removed}");
     assert_eq!(number(&run, 1, "held_bytes"), Some(0), "its own books, too");
     let before = number(&run, 0, "reads").expect("it runs");
-    run.until("pages that come back from the file", 30, |run| {
+    run.until("pages that come back from the file", 60, |run| {
         (number(run, 0, "reads")? > before + 500).then_some(())
     });
     let outcome = end(run);
@@ -499,7 +492,7 @@ fn compressed_memory_joins_a_run_and_leaves_it() {
 /// damaged is dropped, and the page is stored anew.
 fn damage_once_at_rest(run: &mut Running, path: &str) -> u64 {
     let (mut before, mut same) = ((0, 0), 0);
-    run.until("the program and the tier to rest", 30, |run| {
+    run.until("the program and the tier to rest", 60, |run| {
         let status = run.status()?;
         let tier = &status["tiers"][0];
         let held = tier["logical_bytes"].as_u64()?;
@@ -538,7 +531,6 @@ fn a_drain_ends_with_the_pages_that_cannot_be_read() {
         .limit(24 * MIB)
         .tier(&format!("file:{},size=1G", at("old")))
         .tier(&format!("file:{},size=1G", at("new")))
-        .timeout(100)
         .start();
     let pid = run.keeper();
     let damaged = damage_once_at_rest(&mut run, &at("old"));
@@ -588,11 +580,10 @@ fn nvm_file_that_is_cut_short_costs_its_pages_and_no_manager() {
     let job = Job::new(build("touch"))
         .args(["64", "--rounds", "100000"])
         .limit(24 * MIB)
-        .tier(&format!("nvm:{path},size=96M"))
-        .timeout(60);
+        .tier(&format!("nvm:{path},size=96M"));
     let mut run = job.start();
     let keeper = run.keeper();
-    let file = run.until("the tier's file, full of pages", 30, |_| {
+    let file = run.until("the tier's file, full of pages", 60, |_| {
         open_file(keeper, &path)
     });
     std::thread::sleep(std::time::Duration::from_secs(1));
@@ -622,7 +613,6 @@ fn a_shape_makes_every_kind_of_tier_as_slow_as_its_device() {
             .limit(16 * MIB)
             .options(["--prefetch", "none"])
             .tier(spec)
-            .timeout(120)
             .run()
             .expect(0)
             .expect_swapping(100.0)

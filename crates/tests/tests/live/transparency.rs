@@ -18,7 +18,7 @@ fn slots_stay_in_one_mapping() {
 fn mremap_across_two_pieces_does_what_it_does_to_one_mapping() {
     let name = "mremap_across_two_pieces_does_what_it_does_to_one_mapping";
     let _turn = beside_others();
-    let mut job = Job::new(build("pieces")).args(["48", "12"]).timeout(120);
+    let mut job = Job::new(build("pieces")).args(["48", "12"]);
     if !plain_only() {
         job = job.limit(24 * MIB);
     }

@@ -34,7 +34,7 @@ fn others_read_first(more: &[&str]) {
     } else {
         job.limit(16 * MIB).tier("ram")
     };
-    let outcome = job.timeout(60).run().expect(0);
+    let outcome = job.run().expect(0);
     if !plain_only() {
         outcome.expect_swapping(2000.0);
     }
