@@ -1,8 +1,9 @@
-//! Metrics for Prometheus (text format 0.0.4): base units, labels `client` and `tier` only.
+//! Metrics for Prometheus (text format 0.0.4), in base units.
 //!
-//! A client is labelled `PID PROGRAM`, a tier `NUMBER NAME`, with ` (emulated)` where it is. The
-//! text is written by hand: it is a dozen lines of code, and a client library keeps state that this
-//! server has not.
+//! A client is labelled by `pid` (of its keeper), `command` (the program's name) and `class`, if
+//! the daemon gives it memory; a tier by `tier`, too: `NUMBER NAME`, with ` (emulated)` where it
+//! is. The text is written by hand: it is a dozen lines of code, and a client library keeps state
+//! that this server has not.
 
 use std::fmt::Write;
 
@@ -98,12 +99,6 @@ const CLIENT: &[OfClient] = &[
         "counter",
         "Time in which at least one thread waited for a page.",
         |of| Some(of.stall_some_seconds),
-    ),
-    (
-        "undercroft_fault_latency_p99_seconds",
-        "gauge",
-        "99th percentile since the start.",
-        |of| of.fault_latency_seconds.map(|times| times.p99),
     ),
     (
         "undercroft_limit_exceeded_seconds_total",
@@ -239,25 +234,29 @@ const TIER: &[OfTier] = &[
 /// The text of all metrics.
 pub(crate) fn text(clients: &[Snapshot]) -> String {
     let mut text = String::new();
+    let build = "undercroft_build_info";
+    head(&mut text, build, "gauge", "1; the version of this server.");
+    let version = env!("CARGO_PKG_VERSION");
+    let _ = writeln!(text, "{build}{{version=\"{version}\"}} 1");
     head(&mut text, "undercroft_clients", "gauge", "Running clients.");
     let _ = writeln!(text, "undercroft_clients {}", clients.len());
     for (name, kind, help, value) in CLIENT {
         head(&mut text, name, kind, help);
         for client in clients {
             if let Some(value) = value(client) {
-                let label = escaped(&client_label(client));
-                let _ = writeln!(text, "{name}{{client=\"{label}\"}} {value}");
+                let _ = writeln!(text, "{name}{{{}}} {value}", labels(client));
             }
         }
     }
+    latency(&mut text, clients);
     for (name, kind, help, value) in TIER {
         head(&mut text, name, kind, help);
         for client in clients {
-            let label = escaped(&client_label(client));
+            let labels = labels(client);
             for (at, tier) in client.tiers.iter().enumerate() {
                 if let Some(value) = value(tier) {
                     let tier = escaped(&tier_label(at, tier));
-                    let _ = writeln!(text, "{name}{{client=\"{label}\",tier=\"{tier}\"}} {value}");
+                    let _ = writeln!(text, "{name}{{{labels},tier=\"{tier}\"}} {value}");
                 }
             }
         }
@@ -269,11 +268,37 @@ fn head(text: &mut String, name: &str, kind: &str, help: &str) {
     let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
 }
 
-fn client_label(client: &Snapshot) -> String {
+/// The histogram of fault times of each client whose version tells it.
+fn latency(text: &mut String, clients: &[Snapshot]) {
+    let name = "undercroft_fault_latency_seconds";
+    head(text, name, "histogram", "Time of a fault.");
+    for client in clients {
+        let (labels, of) = (labels(client), &client.fault_latency_histogram);
+        if of.buckets.is_empty() {
+            continue;
+        }
+        for bucket in &of.buckets {
+            let (most, count) = (bucket.seconds_max, bucket.count);
+            let _ = writeln!(text, "{name}_bucket{{{labels},le=\"{most}\"}} {count}");
+        }
+        let (count, sum) = (of.count, of.sum_seconds);
+        let _ = writeln!(text, "{name}_bucket{{{labels},le=\"+Inf\"}} {count}");
+        let _ = writeln!(
+            text,
+            "{name}_sum{{{labels}}} {sum}\n{name}_count{{{labels}}} {count}"
+        );
+    }
+}
+
+fn labels(client: &Snapshot) -> String {
     let program = client.command.first().map_or("", String::as_str);
     let program = program.rsplit('/').next().unwrap_or_default();
     let program: String = program.chars().take(64).collect();
-    format!("{} {program}", client.pid)
+    let mut labels = format!("pid=\"{}\",command=\"{}\"", client.pid, escaped(&program));
+    if let Some(class) = &client.class {
+        let _ = write!(labels, ",class=\"{}\"", escaped(class));
+    }
+    labels
 }
 
 fn tier_label(at: usize, tier: &TierSnapshot) -> String {

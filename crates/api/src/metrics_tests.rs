@@ -46,20 +46,28 @@ fn labels_of(mut rest: &str) -> BTreeMap<String, String> {
 }
 
 #[test]
-fn every_sample_has_a_type_a_unit_and_only_the_labels_client_and_tier() {
+fn every_sample_has_a_type_a_unit_and_only_known_labels() {
     let text = text(&clients());
     let mut once = BTreeSet::new();
     let mut emulated = 0;
     for (name, labels, value) in samples(&text) {
-        let kind = |kind: &str| text.contains(&format!("# TYPE {name} {kind}\n"));
-        assert!(kind("gauge") ^ kind("counter"), "{name}");
-        assert_eq!(kind("counter"), name.ends_with("_total"), "{name}");
+        let kind = |name: &str, kind: &str| text.contains(&format!("# TYPE {name} {kind}\n"));
+        let part = ["_bucket", "_sum", "_count"].iter();
+        let whole = part.filter_map(|part| name.strip_suffix(part)).next();
+        assert!(
+            kind(&name, "gauge")
+                ^ kind(&name, "counter")
+                ^ whole.is_some_and(|whole| kind(whole, "histogram")),
+            "{name}"
+        );
+        assert_eq!(kind(&name, "counter"), name.ends_with("_total"), "{name}");
         assert!(
             name.starts_with("undercroft_") && value.is_finite(),
             "{name}"
         );
+        let known = ["pid", "command", "class", "tier", "le", "version"];
         assert!(
-            labels.keys().all(|key| key == "client" || key == "tier"),
+            labels.keys().all(|key| known.contains(&key.as_str())),
             "{labels:?}"
         );
         if name == "undercroft_tier_emulated" {
@@ -73,23 +81,46 @@ fn every_sample_has_a_type_a_unit_and_only_the_labels_client_and_tier() {
         assert!(once.insert((name, labels)), "a sample is there twice");
     }
     assert_eq!(emulated, 2);
-    let odd = once.iter().any(|(_, labels)| {
-        labels
-            .get("client")
-            .is_some_and(|client| client == "200 odd \"na\\me\n<b>")
-    });
+    let of = |key: &str, value: &str| {
+        let has = |labels: &BTreeMap<String, String>| labels.get(key).is_some_and(|is| is == value);
+        once.iter().any(|(_, labels)| has(labels))
+    };
     assert!(
-        odd,
+        of("command", "odd \"na\\me\n<b>"),
         "a name with quotes and a line end comes through as it is"
     );
+    assert!(of("command", "redis-server") && of("pid", "100") && of("class", "web"));
+    assert!(of("version", env!("CARGO_PKG_VERSION")));
+}
+
+#[test]
+fn the_histogram_counts_up_to_all_faults_and_is_absent_where_a_run_tells_none() {
+    let all = samples(&text(&clients()));
+    let of = |name: &str| -> Vec<(String, f64)> {
+        let named = all.iter().filter(|of| of.0 == name);
+        let bound = |labels: &BTreeMap<String, String>| labels.get("le").cloned();
+        named
+            .map(|(_, labels, value)| {
+                assert_eq!(labels["pid"], "100");
+                (bound(labels).unwrap_or_default(), *value)
+            })
+            .collect()
+    };
+    let bound = |le: &str, count: f64| (le.to_owned(), count);
+    let expected = [
+        bound("0.00025", 200.0),
+        bound("10", 250.0),
+        bound("+Inf", 251.0),
+    ];
+    assert_eq!(of("undercroft_fault_latency_seconds_bucket"), expected);
+    assert_eq!(of("undercroft_fault_latency_seconds_count")[0].1, 251.0);
+    assert_eq!(of("undercroft_fault_latency_seconds_sum")[0].1, 0.4);
 }
 
 #[test]
 fn the_dashboard_asks_only_for_metrics_that_exist() {
-    let known: BTreeSet<String> = samples(&text(&clients()))
-        .into_iter()
-        .map(|of| of.0)
-        .collect();
+    let samples = samples(&text(&clients()));
+    let known: BTreeSet<String> = samples.iter().map(|of| of.0.clone()).collect();
     let dashboard = include_str!("../../../packaging/grafana-dashboard.json");
     let parsed: serde_json::Value = serde_json::from_str(dashboard).expect("JSON");
     let is_name =

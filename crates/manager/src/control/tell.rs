@@ -12,9 +12,10 @@ use undercroft_proto::legacy::ASKS;
 use undercroft_proto::messages::{Answered, Ask, Word};
 use undercroft_proto::options::AccessScan;
 use undercroft_proto::report::{
-    AccessScans, BoundReport, CostReport, Drain, Faults, ManagerCost, MissRatioCurve, Policies,
-    PolicyChoice, Quantiles, Rates, RemoteReport, Report, SCHEMA_VERSION, Scale, Slabs, Snapshot,
-    Takeovers, TierFigures, TierReport, TierSnapshot, TierUse, kernel_release, limit, peaks, ratio,
+    AccessScans, BoundReport, CostReport, Drain, Faults, LatencyHistogram, ManagerCost,
+    MissRatioCurve, Policies, PolicyChoice, Quantiles, Rates, RemoteReport, Report, SCHEMA_VERSION,
+    Scale, Slabs, Snapshot, Takeovers, TierFigures, TierReport, TierSnapshot, TierUse,
+    kernel_release, limit, peaks, ratio,
 };
 use undercroft_sys::nvm::MappedAs;
 use undercroft_sys::procfs;
@@ -380,11 +381,7 @@ impl Control {
         let uptime = shared.elapsed();
         let in_use: Vec<TierUse> = shared.books.tiers.iter().map(use_of).collect();
         let tiers = tiers_now(shared, &in_use);
-        let (fault_latency, stall, some) = {
-            let faults = lock(&shared.gauges.fault_latency);
-            let quantiles = Quantiles::of(faults.histogram());
-            (quantiles, faults.waited(), faults.some_waited())
-        };
+        let faults = lock(&shared.gauges.fault_latency).clone();
         let mrc = self.curve(&stats, Nanos(shared.elapsed().as_nanos() as u64));
         let own = std::process::id();
         let snapshot = Snapshot {
@@ -405,9 +402,10 @@ impl Control {
             tiers,
             slabs: slabs(shared),
             faults: Faults::of(&stats),
-            fault_latency_seconds: fault_latency,
-            stall_seconds: stall.seconds(),
-            stall_some_seconds: some.seconds(),
+            fault_latency_seconds: Quantiles::of(faults.histogram()),
+            fault_latency_histogram: LatencyHistogram::of(faults.histogram(), faults.served()),
+            stall_seconds: faults.waited().seconds(),
+            stall_some_seconds: faults.some_waited().seconds(),
             pressure: self.bounds.stall.pressure(),
             stall_bound: self.bounds.stall.report(),
             latency_bound: self.bound_report(),

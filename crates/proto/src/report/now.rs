@@ -10,8 +10,8 @@ use undercroft_qos::pressure::Pressure;
 use undercroft_tier::profile::Profile;
 
 use super::{
-    BoundReport, CostReport, Counters, Faults, Immovable, LimitExceeded, MissRatioCurve, Pages,
-    Policies, Quantiles, TierFigures, command_line,
+    BoundReport, CostReport, Counters, Faults, Immovable, LatencyHistogram, LimitExceeded,
+    MissRatioCurve, Pages, Policies, Quantiles, TierFigures, command_line,
 };
 
 /// A running client, as `status --json` gives it.
@@ -61,6 +61,9 @@ pub struct Snapshot {
     pub faults: Faults,
     /// Distribution since the start; null when there was no fault.
     pub fault_latency_seconds: Option<Quantiles>,
+    /// The same as counts; no buckets: the run is of a version that does not tell them.
+    #[serde(default)]
+    pub fault_latency_histogram: LatencyHistogram,
     /// The sum of all fault times since the start. Faults of several threads add up.
     #[serde(default)]
     pub stall_seconds: f64,
