@@ -69,6 +69,9 @@ impl Answer {
             self.content_type,
             self.body.len()
         );
+        if self.status == 401 {
+            text.push_str("WWW-Authenticate: Basic realm=\"undercroft\"\r\n");
+        }
         if let Some(allow) = self.allow {
             text.push_str(&format!("Allow: {allow}\r\n"));
         }
@@ -88,6 +91,7 @@ fn reason(status: u16) -> &'static str {
         200 => "OK",
         202 => "Accepted",
         400 => "Bad Request",
+        401 => "Unauthorized",
         403 => "Forbidden",
         404 => "Not Found",
         405 => "Method Not Allowed",

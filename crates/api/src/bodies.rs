@@ -24,7 +24,7 @@ pub(crate) struct Curve<'a> {
     pub(crate) mrc: Option<&'a MissRatioCurve>,
 }
 
-/// The tiers of all clients.
+/// Tiers of clients.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct Tiers<'a> {
     /// Version of the format of answers.

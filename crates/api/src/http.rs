@@ -1,7 +1,7 @@
 //! Reads one request from a hostile peer. Sizes and time are bounded.
 
 use std::io::{self, Read, Write};
-use std::net::{IpAddr, TcpStream};
+use std::net::{IpAddr, Shutdown, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
@@ -20,6 +20,12 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 pub(crate) trait Stream: Read + Write + Send {
     /// * `left`: above zero.
     fn set_patience(&self, left: Duration) -> io::Result<()>;
+
+    /// Another handle of it.
+    fn another(&self) -> io::Result<Box<dyn Stream>>;
+
+    /// Ends it for all its handles: reads see its end, writes fail.
+    fn close(&self);
 }
 
 impl Stream for TcpStream {
@@ -27,12 +33,28 @@ impl Stream for TcpStream {
         self.set_read_timeout(Some(left))?;
         self.set_write_timeout(Some(left))
     }
+
+    fn another(&self) -> io::Result<Box<dyn Stream>> {
+        Ok(Box::new(self.try_clone()?))
+    }
+
+    fn close(&self) {
+        let _ = self.shutdown(Shutdown::Both); // the peer may be gone
+    }
 }
 
 impl Stream for UnixStream {
     fn set_patience(&self, left: Duration) -> io::Result<()> {
         self.set_read_timeout(Some(left))?;
         self.set_write_timeout(Some(left))
+    }
+
+    fn another(&self) -> io::Result<Box<dyn Stream>> {
+        Ok(Box::new(self.try_clone()?))
+    }
+
+    fn close(&self) {
+        let _ = self.shutdown(Shutdown::Both); // the peer may be gone
     }
 }
 
@@ -42,7 +64,10 @@ pub(crate) struct Request {
     pub(crate) method: String,
     /// Without the query.
     pub(crate) path: String,
+    /// HTTP/1.0, in which `Host` may be missing. Browsers do not speak it.
+    pub(crate) is_old: bool,
     pub(crate) host: Option<String>,
+    pub(crate) authorization: Option<String>,
     pub(crate) origin: Option<String>,
     pub(crate) content_type: Option<String>,
     pub(crate) body: Vec<u8>,
@@ -135,6 +160,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Option<(Request, usize, usize)>, Ans
     let mut request = Request {
         method: parsed.method.unwrap_or_default().to_owned(),
         path: parsed.path.unwrap_or_default().to_owned(),
+        is_old: parsed.version == Some(0),
         ..Request::default()
     };
     if let Some(at) = request.path.find('?') {
@@ -149,6 +175,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Option<(Request, usize, usize)>, Ans
         };
         match header.name.to_ascii_lowercase().as_str() {
             "host" => once(&mut request.host)?,
+            "authorization" => once(&mut request.authorization)?,
             "origin" => once(&mut request.origin)?,
             "content-type" => once(&mut request.content_type)?,
             "content-length" => once(&mut length)?,

@@ -4,10 +4,12 @@
 //! the one of the running clients of this user. Limits and reasons: docs/design/0029.
 //!
 //! Absent: TLS, users, CORS, connections that stay. Over TCP nothing can be changed: the socket of
-//! a loopback port does not say which user calls. A Unix socket is of its user alone.
+//! a loopback port does not say which user calls. A [`Token`] keeps other users from reading. A
+//! Unix socket is of its user alone.
 
 mod answer;
 mod bodies;
+mod connections;
 mod http;
 mod listen;
 mod metrics;
@@ -16,8 +18,10 @@ mod routes;
 mod server;
 mod shared;
 mod source;
+mod token;
 
 pub use listen::Listen;
 pub use server::Server;
 pub use shared::Rights;
 pub use source::{Change, Live, Refusal, Source};
+pub use token::Token;

@@ -15,8 +15,9 @@ use crate::bodies::{Clients, Curve, Done, Tiers};
 pub(crate) static DOCUMENT: LazyLock<String> = LazyLock::new(|| document().to_string());
 
 /// Statuses of any route besides 200.
-const REFUSALS: [(&str, &str); 11] = [
+const REFUSALS: [(&str, &str); 12] = [
     ("400", "The request cannot be read."),
+    ("401", "The token is missing or wrong."),
     ("403", "Another site asks, or nothing can be changed here."),
     ("404", "There is no such client or path."),
     ("405", "The path has no such method."),
@@ -48,8 +49,13 @@ enum Route {
 use Route::{Change, Json, Text};
 
 /// Path, summary, and what it takes and gives.
-const ROUTES: [(&str, &str, Route); 15] = [
+const ROUTES: [(&str, &str, Route); 17] = [
     ("/", "The web page.", Text("text/html", "The page.")),
+    (
+        "/healthz",
+        "Whether the server lives. It asks no client, and no token.",
+        Text("text/plain", "The word ok."),
+    ),
     (
         "/metrics",
         "Metrics for Prometheus.",
@@ -99,6 +105,11 @@ const ROUTES: [(&str, &str, Route); 15] = [
         "/v1/clients/{pid}/resume",
         "Goes on after a pause.",
         Change(nothing),
+    ),
+    (
+        "/v1/clients/{pid}/tiers",
+        "The tiers of one client.",
+        Json(SchemaGenerator::subschema_for::<Tiers<'_>>),
     ),
     (
         "/v1/clients/{pid}/tiers",
@@ -183,7 +194,12 @@ fn document() -> Value {
             "license": {"name": "MIT OR Apache-2.0", "identifier": "MIT OR Apache-2.0"},
         },
         "paths": paths,
-        "components": {"schemas": generator.take_definitions(true)},
+        // With and without: only a server that was started with --token-file asks for it.
+        "security": [{}, {"token": []}],
+        "components": {
+            "schemas": generator.take_definitions(true),
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
     })
 }
 
@@ -229,7 +245,11 @@ fn operation(summary: &str, route: &Route, generator: &mut SchemaGenerator) -> V
 fn parameters(path: &str) -> Vec<Value> {
     let all = [
         ("pid", 0, "Process id of the keeper."),
-        ("number", 1, "Counted from 1, as GET /v1/tiers says."),
+        (
+            "number",
+            1,
+            "Counted from 1, as GET /v1/clients/{pid}/tiers says.",
+        ),
     ];
     let ours = (all.into_iter()).filter(|(name, ..)| path.contains(&format!("{{{name}}}")));
     ours.map(|(name, least, says)| {

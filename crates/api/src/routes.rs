@@ -26,6 +26,17 @@ pub(crate) fn answer(request: &Request, shared: &Shared) -> Answer {
     if let Some(refusal) = misdirected(request, shared) {
         return refusal;
     }
+    if request.path == "/healthz" {
+        let text = "text/plain; charset=utf-8";
+        return read(request, || Answer::new(text, "ok\n"));
+    }
+    match unknown_caller(request, shared) {
+        Some(refusal) => refusal,
+        None => route(request, shared),
+    }
+}
+
+fn route(request: &Request, shared: &Shared) -> Answer {
     let parts: Vec<&str> = request.path.trim_start_matches('/').split('/').collect();
     match parts[..] {
         [""] => read(request, page),
@@ -55,7 +66,8 @@ pub(crate) fn answer(request: &Request, shared: &Shared) -> Answer {
         ["v1", "clients", pid, "pressure"] => read(request, || with(shared, pid, pressure)),
         ["v1", "clients", pid, "tiers"] => match request.method.as_str() {
             "POST" => with(shared, pid, |client| add_tier(request, shared, client)),
-            _ => wrong_method("POST"),
+            "GET" | "HEAD" => with(shared, pid, |client| tiers(std::slice::from_ref(client))),
+            _ => wrong_method("GET, HEAD, POST"),
         },
         ["v1", "clients", pid, what @ ("pause" | "resume")] => match request.method.as_str() {
             "POST" => with(shared, pid, |client| {
@@ -112,7 +124,8 @@ fn wrong_method(allow: &'static str) -> Answer {
 /// A request that a page of another site may have caused.
 fn misdirected(request: &Request, shared: &Shared) -> Option<Answer> {
     let host = request.host.as_deref().unwrap_or_default();
-    if shared.is_tcp && !is_address(host) {
+    let has_no_host = request.is_old && request.host.is_none();
+    if shared.is_tcp && !has_no_host && !is_address(host) {
         return Some(Answer::error(
             421,
             "the request is for another host",
@@ -134,6 +147,20 @@ fn misdirected(request: &Request, shared: &Shared) -> Option<Answer> {
         ));
     }
     None
+}
+
+/// A request without the token that the server asks for.
+fn unknown_caller(request: &Request, shared: &Shared) -> Option<Answer> {
+    let token = shared.token.as_ref()?;
+    if token.is_in(request.authorization.as_deref()) {
+        return None;
+    }
+    Some(Answer::error(
+        401,
+        "the token is missing or wrong",
+        "the server was started with --token-file",
+        "send `Authorization: Bearer TOKEN`; in a browser any user name, and the token as password",
+    ))
 }
 
 /// Answers for the client of this process id.
@@ -322,7 +349,7 @@ fn change_tier(
             Some(number) => carry_out(shared, client.pid, change((number - 1) as u8)),
             None => {
                 let why = format!("it has {}, counted from 1", client.tiers.len());
-                let fix = "GET /v1/tiers lists them";
+                let fix = "GET /v1/clients/PID/tiers lists them";
                 Answer::error(404, "the run has no such tier", &why, fix)
             }
         }

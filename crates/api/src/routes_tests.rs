@@ -5,6 +5,7 @@ use std::sync::Mutex;
 
 use super::*;
 use crate::source::Source;
+use crate::token::Token;
 
 /// Two clients, with every field of every part.
 pub(crate) fn clients() -> Vec<Snapshot> {
@@ -38,13 +39,15 @@ impl Source for Fixed {
 }
 
 fn shared(rights: Rights, is_tcp: bool) -> Shared {
-    Shared::new(Box::new(Fixed::default()), rights, is_tcp)
+    Shared::new(Box::new(Fixed::default()), rights, is_tcp, None)
 }
 
 fn request(method: &str, path: &str, body: &str) -> Request {
     Request {
         method: method.to_owned(),
         path: path.to_owned(),
+        is_old: false,
+        authorization: None,
         host: Some("127.0.0.1:9750".to_owned()),
         origin: None,
         content_type: Some("application/json".to_owned()),
@@ -149,7 +152,7 @@ fn the_document_describes_each_route_and_each_field_of_the_answers_and_no_other(
             }
         }
     }
-    assert_eq!(described, 15, "a route is added or removed: describe it");
+    assert_eq!(described, 17, "a route is added or removed: describe it");
     let mut wrong = Vec::new();
     let none = serde_json::json!({"what": "a", "why": "b"});
     let error = &document["components"]["schemas"]["Error"];
@@ -202,7 +205,7 @@ fn requests_that_cannot_be_answered_have_their_status_and_say_what_why_and_fix()
         (of("POST", &drain("1"), "{}"), 409),
         (of("POST", &format!("{client}/tiers/1/remove"), "{}"), 409),
         (of("POST", &format!("{client}/tiers"), "{\"tier\":1}"), 422),
-        (of("GET", &format!("{client}/tiers"), ""), 405),
+        (of("PUT", &format!("{client}/tiers"), ""), 405),
         (of("GET", &format!("{client}/pause"), ""), 405),
         (of("POST", &format!("{client}/pause"), "{\"for\":1}"), 422),
         (
@@ -253,7 +256,54 @@ fn requests_that_a_page_of_another_site_can_cause_are_refused() {
         other.host = host.map(str::to_owned);
         other.origin = None;
         assert_eq!(answer(&other, &tcp).status, 421, "{host:?}");
+        other.is_old = true; // a monitor; a browser names the host in HTTP/1.0, too
+        let status = if host.is_none() { 200 } else { 421 };
+        assert_eq!(answer(&other, &tcp).status, status, "{host:?}");
+        other.is_old = false;
     }
+}
+
+#[test]
+fn a_server_with_a_token_answers_who_says_it_and_tells_everyone_that_it_lives() {
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let path = folder.path().join("token");
+    std::fs::write(&path, "0123456789abcdef").expect("a file");
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+    std::fs::set_permissions(&path, mode).expect("ours");
+    let mut shared = shared(Rights::Read, true);
+    shared.token = Some(Token::read(&path).expect("a token"));
+    for path in ["/", "/metrics", "/v1/clients", "/v1/openapi.json", "/v2"] {
+        let mut asked = request("GET", path, "");
+        let refused = answer(&asked, &shared);
+        assert_eq!(refused.status, 401, "{path}");
+        let head = String::from_utf8(refused.bytes(true)).expect("UTF-8");
+        assert!(head.contains("WWW-Authenticate: Basic"), "{head}");
+        asked.authorization = Some("Bearer 0123456789abcdef".to_owned());
+        let expected = if path == "/v2" { 404 } else { 200 };
+        assert_eq!(answer(&asked, &shared).status, expected, "{path}");
+    }
+    let alive = answer(&request("GET", "/healthz", ""), &shared);
+    assert_eq!((alive.status, &alive.body[..]), (200, &b"ok\n"[..]));
+    assert_eq!(
+        answer(&request("POST", "/healthz", ""), &shared).status,
+        405
+    );
+}
+
+#[test]
+fn the_tiers_of_one_client_are_its_own() {
+    let of = |path: &str| -> Value {
+        let answer = answer(&request("GET", path, ""), &shared(Rights::Read, true));
+        serde_json::from_slice(&answer.body).expect("JSON")
+    };
+    let all = of("/v1/tiers");
+    let all = all["tiers"].as_array().expect("tiers");
+    let pid = clients()[1].pid;
+    let ours = of(&format!("/v1/clients/{pid}/tiers"));
+    let ours = ours["tiers"].as_array().expect("tiers");
+    let expected: Vec<&Value> = all.iter().filter(|tier| tier["pid"] == pid).collect();
+    assert_eq!(ours.iter().collect::<Vec<_>>(), expected);
+    assert!(!ours.is_empty() && ours.len() < all.len());
 }
 
 /// Every user of the machine may call over TCP; arguments may be secrets.
@@ -286,8 +336,16 @@ fn the_page_allows_its_own_script_alone_and_names_nothing_outside() {
     assert_ne!(policy, second.security_policy.expect("a policy"));
     let text = String::from_utf8(first.body).expect("UTF-8");
     assert!(!text.contains("NONCE") && !text.contains("innerHTML"));
-    for bound in ["c.latency_bound", "c.stall_bound"] {
-        assert!(text.contains(bound), "{bound} is not shown");
+    for figure in [
+        "c.latency_bound",
+        "c.stall_bound",
+        "c.counters.lost",
+        "c.limit_exceeded.seconds",
+        "t.logical_bytes",
+        "t.stored_bytes",
+        "t.held_bytes",
+    ] {
+        assert!(text.contains(figure), "{figure} is not shown");
     }
     for (at, _) in text.match_indices("http") {
         assert!(

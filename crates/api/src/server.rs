@@ -3,21 +3,19 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::answer::Answer;
+use crate::connections::Place;
 use crate::http::{self, PATIENCE, Stream};
 use crate::listen::{Listen, Listener};
 use crate::routes;
 use crate::shared::{Rights, Shared};
 use crate::source::Source;
-
-/// Connections at a time; a further one gets 503 at once.
-const CONNECTIONS_MAX: usize = 32;
+use crate::token::Token;
 
 /// A running server. Dropping it ends it: it takes no more calls; those under way end within the
 /// time that a request may take.
@@ -30,8 +28,15 @@ pub struct Server {
 impl Server {
     /// Listens, and serves on threads of its own.
     ///
+    /// * `token`: what callers must say, if anything.
+    ///
     /// Errors: the address is in use or not ours; `Unsupported`: changes over TCP.
-    pub fn start(listen: &Listen, source: Box<dyn Source>, rights: Rights) -> io::Result<Server> {
+    pub fn start(
+        listen: &Listen,
+        source: Box<dyn Source>,
+        rights: Rights,
+        token: Option<Token>,
+    ) -> io::Result<Server> {
         let is_tcp = matches!(listen, Listen::Tcp(_));
         if is_tcp && rights == Rights::Change {
             let why = "changes need a Unix socket: TCP does not say which user calls";
@@ -40,7 +45,7 @@ impl Server {
         let listener = Listener::open(listen)?;
         let address = listener.address()?;
         let (stopped, stop) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-        let shared = Arc::new(Shared::new(source, rights, is_tcp));
+        let shared = Arc::new(Shared::new(source, rights, is_tcp, token));
         let thread = std::thread::Builder::new()
             .name("uc-api".into())
             .spawn(move || serve(&listener, &stopped, &shared))?;
@@ -94,9 +99,8 @@ fn serve(listener: &Listener, stopped: &OwnedFd, shared: &Arc<Shared>) {
 
 /// Gives the connection a thread, or refuses it.
 fn take(mut stream: Box<dyn Stream>, shared: &Arc<Shared>) {
-    if shared.connections.fetch_add(1, Ordering::AcqRel) >= CONNECTIONS_MAX {
-        shared.connections.fetch_sub(1, Ordering::AcqRel);
-        let why = "32 connections are open";
+    let Some(place) = shared.connections.admit(stream.as_ref()) else {
+        let why = "too many requests wait for their answers";
         let full = Answer::error(503, "the server is busy", why, "try again");
         let _ = http::write(
             stream.as_mut(),
@@ -104,31 +108,22 @@ fn take(mut stream: Box<dyn Stream>, shared: &Arc<Shared>) {
             Duration::from_millis(1),
         );
         return;
-    }
+    };
     let of_thread = Arc::clone(shared);
-    let started = std::thread::Builder::new()
+    // If no thread starts, the connection is closed.
+    let _ = std::thread::Builder::new()
         .name("uc-api-call".into())
-        .spawn(move || {
-            let _one = OneLess(&of_thread.connections);
-            answer(stream.as_mut(), &of_thread);
-        });
-    if started.is_err() {
-        shared.connections.fetch_sub(1, Ordering::AcqRel);
-    }
+        .spawn(move || answer(stream.as_mut(), &place, &of_thread));
 }
 
-/// Counts a connection down, also if its thread panics.
-struct OneLess<'a>(&'a AtomicUsize);
-
-impl Drop for OneLess<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
-fn answer(stream: &mut dyn Stream, shared: &Shared) {
+fn answer(stream: &mut dyn Stream, place: &Place, shared: &Shared) {
     let (answer, head) = match http::read(stream, PATIENCE) {
-        Ok(request) => (routes::answer(&request, shared), request.method == "HEAD"),
+        Ok(request) => {
+            place.has_asked(true);
+            let answer = routes::answer(&request, shared);
+            place.has_asked(false);
+            (answer, request.method == "HEAD")
+        }
         Err(Some(answer)) => (answer, false),
         Err(None) => return,
     };
@@ -140,6 +135,8 @@ mod tests {
     use std::io::{Read, Write};
     use std::os::unix::net::UnixStream;
     use std::path::Path;
+
+    use std::net::TcpStream;
 
     use undercroft_proto::report::Snapshot;
 
@@ -158,34 +155,48 @@ mod tests {
         }
     }
 
-    /// The status of an answer; 0 if there is none.
     fn status(path: &Path) -> u16 {
-        let mut stream = UnixStream::connect(path).expect("it listens");
+        status_of(UnixStream::connect(path).expect("it listens"))
+    }
+
+    /// The status of an answer; 0 if there is none.
+    fn status_of(mut stream: impl Read + Write) -> u16 {
         let mut answer = String::new();
-        let _ = stream.write_all(b"GET /v1/clients HTTP/1.1\r\n\r\n");
+        let _ = stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n");
         let _ = stream.read_to_string(&mut answer);
         let status = answer.split(' ').nth(1).unwrap_or_default();
         status.parse().unwrap_or(0)
     }
 
     #[test]
-    fn a_server_refuses_one_connection_too_many_and_stops_when_it_is_dropped() {
+    fn connections_that_send_no_request_make_room_for_those_that_do() {
+        let listen = "127.0.0.1:0".parse().expect("an address");
+        let server = Server::start(&listen, Box::new(Empty), Rights::Read, None);
+        let server = server.expect("a server");
+        let Listen::Tcp(address) = *server.address() else {
+            panic!("{} is another address", server.address());
+        };
+        let connect = || TcpStream::connect(address).expect("it listens");
+        let mut held: Vec<TcpStream> = (0..200).map(|_| connect()).collect();
+        for stream in &mut held {
+            let _ = stream.write_all(b"GET /metrics HTTP/1.1\r\nHo"); // it may be closed
+        }
+        let began = std::time::Instant::now();
+        for _ in 0..5 {
+            assert_eq!(status_of(connect()), 200);
+        }
+        assert!(began.elapsed() < PATIENCE, "{:?}", began.elapsed());
+    }
+
+    #[test]
+    fn a_server_removes_its_socket_and_takes_the_place_of_a_dead_one() {
         let folder = tempfile::tempdir().expect("a scratch folder");
         let path = folder.path().join("socket");
         let listen = Listen::Unix(path.clone());
-        let start = || Server::start(&listen, Box::new(Empty), Rights::Change);
+        let start = || Server::start(&listen, Box::new(Empty), Rights::Change, None);
         let server = start().expect("a server");
         assert_eq!(status(&path), 200);
         assert!(start().is_err(), "another server is there");
-        let idle = || UnixStream::connect(&path).expect("it listens");
-        let held: Vec<UnixStream> = (0..CONNECTIONS_MAX).map(|_| idle()).collect();
-        assert_eq!(status(&path), 503);
-        drop(held);
-        let freed = (0..1000).any(|_| {
-            std::thread::sleep(Duration::from_millis(1));
-            status(&path) == 200
-        });
-        assert!(freed, "connections that have ended are counted no more");
         drop(server);
         assert!(!path.exists());
         // What a dead server left is in no one's way; a file is.
@@ -199,7 +210,7 @@ mod tests {
     #[test]
     fn changes_over_tcp_are_refused() {
         let listen = "127.0.0.1:0".parse().expect("an address");
-        let refused = Server::start(&listen, Box::new(Empty), Rights::Change);
+        let refused = Server::start(&listen, Box::new(Empty), Rights::Change, None);
         let kind = refused.err().map(|error| error.kind());
         assert_eq!(kind, Some(io::ErrorKind::Unsupported));
     }

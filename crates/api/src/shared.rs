@@ -1,13 +1,14 @@
 //! State that all connections share: the source, the rights of callers, and what is known of the
 //! clients.
 
-use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use undercroft_proto::report::Snapshot;
 
+use crate::connections::Connections;
 use crate::source::Source;
+use crate::token::Token;
 
 /// Age of what is known of the clients, before they are asked again.
 const FRESH: Duration = Duration::from_millis(500);
@@ -26,19 +27,26 @@ pub(crate) struct Shared {
     pub(crate) source: Box<dyn Source>,
     pub(crate) rights: Rights,
     pub(crate) is_tcp: bool,
+    /// The secret that callers must say, if any.
+    pub(crate) token: Option<Token>,
     known: Mutex<Option<(Instant, Arc<Vec<Snapshot>>)>>,
-    /// How many are open.
-    pub(crate) connections: AtomicUsize,
+    pub(crate) connections: Arc<Connections>,
 }
 
 impl Shared {
-    pub(crate) fn new(source: Box<dyn Source>, rights: Rights, is_tcp: bool) -> Shared {
+    pub(crate) fn new(
+        source: Box<dyn Source>,
+        rights: Rights,
+        is_tcp: bool,
+        token: Option<Token>,
+    ) -> Shared {
         Shared {
             source,
             rights,
             is_tcp,
+            token,
             known: Mutex::new(None),
-            connections: AtomicUsize::new(0),
+            connections: Arc::default(),
         }
     }
 

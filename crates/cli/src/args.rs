@@ -349,10 +349,15 @@ pub(crate) struct ServeArgs {
     #[arg(long)]
     pub allow_changes: bool,
 
-    /// Allow an address that other machines can reach. What is served is neither encrypted nor
-    /// protected: command lines and memory figures of all runs of this user
+    /// Allow an address that other machines can reach. What is served is not encrypted, and
+    /// without --token-file not protected: names and memory figures of all runs of this user
     #[arg(long)]
     pub allow_remote: bool,
+
+    /// Answer only callers over TCP that send the token in this file: `Authorization: Bearer
+    /// TOKEN`, or any user with it as password. Only /healthz needs none
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
 }
 
 const SERVE_EXAMPLES: &str = "Examples:
@@ -360,7 +365,8 @@ const SERVE_EXAMPLES: &str = "Examples:
   undercroft serve --listen 127.0.0.1:9751
   undercroft serve --listen unix:/run/undercroft.sock --allow-changes
   curl --unix-socket /run/undercroft.sock http://localhost/v1/clients
-  curl http://127.0.0.1:9750/metrics";
+  curl http://127.0.0.1:9750/metrics
+  undercroft serve --listen 0.0.0.0:9750 --allow-remote --token-file /etc/undercroft.token";
 
 /// `undercroft set`.
 #[derive(Debug, Args)]

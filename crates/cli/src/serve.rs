@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::low_level::pipe;
-use undercroft_api::{Listen, Live, Rights, Server};
+use undercroft_api::{Listen, Live, Rights, Server, Token};
 
 use crate::args::ServeArgs;
 use crate::show;
@@ -16,13 +16,18 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<u8, Failure> {
     let rights = check(args)?;
     // Before the first thread starts: a signal then finds its handler.
     let (mut ended, _signal) = signals().map_err(|error| failed(args, &error))?;
-    let server = Server::start(&args.listen, Box::new(Live), rights);
+    let server = Server::start(&args.listen, Box::new(Live), rights, token(args)?);
     let server = server.map_err(|error| failed(args, &error))?;
     if !args.listen.is_local() {
         let _ = writeln!(
             io::stderr(),
-            "undercroft: other machines can read the command lines and figures of all runs; \
-             nothing is encrypted"
+            "undercroft: other machines can read the programs' names and figures of all runs{}; \
+             nothing is encrypted",
+            if args.token_file.is_some() {
+                ", if they have the token"
+            } else {
+                ""
+            }
         );
     }
     show::line(&format!("Serving {}", server.address()))?;
@@ -45,7 +50,7 @@ fn check(args: &ServeArgs) -> Result<Rights, Failure> {
             status::USAGE,
             "the server does not start",
             "other machines can reach this address, and what is served is not protected",
-            "listen on 127.0.0.1 or unix:PATH, or give --allow-remote as well",
+            "listen on 127.0.0.1 or unix:PATH, or give --allow-remote, with --token-file for who may read",
         ));
     }
     match (args.allow_changes, &args.listen) {
@@ -58,6 +63,28 @@ fn check(args: &ServeArgs) -> Result<Rights, Failure> {
             "use --listen unix:PATH, which is of your user alone",
         )),
     }
+}
+
+/// The secret that callers must say, if one is wanted.
+fn token(args: &ServeArgs) -> Result<Option<Token>, Failure> {
+    let Some(path) = &args.token_file else {
+        return Ok(None);
+    };
+    let what = "the server does not start";
+    if let Listen::Unix(_) = args.listen {
+        let why = "a Unix socket is of your user alone, and needs no token";
+        return Err(Failure::new(
+            status::USAGE,
+            what,
+            why,
+            "leave --token-file out",
+        ));
+    }
+    Token::read(path).map(Some).map_err(|why| {
+        let why = format!("no token in {}: {why}", path.display());
+        let fix = "make one: (umask 077; openssl rand -hex 32 > FILE)";
+        Failure::new(status::FAILED, what, why, fix)
+    })
 }
 
 fn failed(args: &ServeArgs, error: &io::Error) -> Failure {

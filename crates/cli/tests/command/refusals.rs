@@ -390,3 +390,17 @@ fn colours_stay_off_where_no_terminal_is() {
     let output = undercroft(&["doctor"]);
     assert!(!String::from_utf8_lossy(&output.stdout).contains('\x1b'));
 }
+
+#[test]
+fn a_token_that_is_no_secret_stops_the_server_and_names_the_fix() {
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let path = folder.path().join("token");
+    let name = path.to_str().expect("UTF-8");
+    let serve = ["serve", "--listen", "127.0.0.1:0", "--token-file", name];
+    refused(&serve, 1, &["No such file", "openssl rand"]);
+    fs::write(&path, "0123456789abcdef").expect("a file");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).expect("ours");
+    refused(&serve, 1, &["every user may open it", "chmod 600"]);
+    let socket = ["serve", "--listen", "unix:/x", "--token-file", name];
+    refused(&socket, 2, &["needs no token"]);
+}
