@@ -4,22 +4,53 @@ use std::ops::Add;
 
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
-use ratatui::style::{Modifier, Style, Stylize};
-use ratatui::text::Line;
-use ratatui::widgets::{Block, Cell, Paragraph, Row, Sparkline, Table, TableState};
-use undercroft_base::{Bytes, Nanos};
+use ratatui::style::Stylize;
+use ratatui::widgets::{Block, Paragraph, Sparkline, TableState};
+use undercroft_base::Bytes;
 use undercroft_proto::report::{Snapshot, bound_summary};
 
-use super::list::{HISTORY, List, Listed, Order};
+use super::columns::{self, time};
+use super::list::{HISTORY, List, Listed, Mode};
 
-const KEYS: &str =
-    " q quit   up/down select   f faults  s stall  m memory  p pid   r reverse   space hold";
+const KEYS: [&str; 7] = [
+    " q quit",
+    "h help",
+    "/ filter",
+    "space hold",
+    "f s m p sort",
+    "r reverse",
+    "up/down select",
+];
+
+const HELP: &str = "\
+q         leave
+up, down  select a run (also k, j)
+f         sort by faults
+s         sort by stall
+m         sort by memory
+p         sort by process id
+r         reverse the order
+/         show only runs whose command,
+          class or process id has a text;
+          Enter keeps it, Esc drops it
+space     hold the picture, or go on
+h         this help
+
+DRAM      memory, compressed pages too
+OUT       pages that are out of memory
+IN, OUT/s pages in and out in a second
+STALL     time in which a thread waited
+P99       of all faults since the start
+BOUND     windows that kept it, of all
+
+Columns that do not fit are left out.";
 
 pub(super) fn draw(frame: &mut Frame<'_>, list: &mut List) {
-    let tiers = list
-        .selected_at()
-        .map_or(0, |at| list.runs()[at].now.tiers.len());
-    let below = 9 + tiers as u16;
+    let width = frame.area().width;
+    let facts = list.selected_at().map_or(Vec::new(), |at| {
+        facts(&list.runs()[at].now, width.saturating_sub(2).into())
+    });
+    let below = facts.len() as u16 + 6;
     let [head, table, detail, foot] = Layout::vertical([
         Constraint::Length(1),
         Constraint::Min(4),
@@ -27,115 +58,80 @@ pub(super) fn draw(frame: &mut Frame<'_>, list: &mut List) {
         Constraint::Length(1),
     ])
     .areas(frame.area());
-    frame.render_widget(Paragraph::new(heading(list)).bold(), head);
-    frame.render_widget(Paragraph::new(KEYS).dim(), foot);
+    frame.render_widget(Paragraph::new(heading(list, width)).bold(), head);
+    let keys = match list.mode {
+        Mode::Filter => format!(" filter: {}_", list.filter()),
+        _ => fitting(KEYS.map(str::to_owned), width),
+    };
+    frame.render_widget(Paragraph::new(keys).dim(), foot);
+    if list.mode == Mode::Help {
+        let all = table.union(detail);
+        frame.render_widget(Paragraph::new(HELP).block(Block::bordered()), all);
+        return;
+    }
     if list.runs().is_empty() {
-        let text = if list.is_known() {
-            " Nothing runs under undercroft now."
-        } else {
-            " Asking the runs ..."
+        let text = match (list.is_known(), list.filter()) {
+            (false, _) => " Asking the runs ...",
+            (true, "") => " Nothing runs under undercroft now.",
+            (true, _) => " No run has this text; Esc shows all.",
         };
         frame.render_widget(Paragraph::new(text), table);
         return;
     }
-    runs(frame, table, list);
+    let mut state = TableState::new().with_selected(list.selected_at());
+    let runs = columns::table(list.runs(), list.order(), width);
+    frame.render_stateful_widget(runs, table, &mut state);
     if let Some(at) = list.selected_at() {
-        selected(frame, detail, &list.runs()[at]);
+        selected(frame, detail, &list.runs()[at], facts);
     }
 }
 
-fn heading(list: &List) -> String {
+/// As many of the parts as fit whole.
+fn fitting(parts: impl IntoIterator<Item = String>, width: u16) -> String {
+    let parts: Vec<String> = parts.into_iter().filter(|part| !part.is_empty()).collect();
+    flow(&parts, "   ", width.into()).swap_remove(0)
+}
+
+/// Lines of parts, none of which is cut unless it is longer than a line.
+fn flow(parts: &[String], gap: &str, width: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for part in parts {
+        let last = lines.len() - 1;
+        let line = &mut lines[last];
+        let length = |text: &str| text.chars().count();
+        if line.is_empty() {
+            line.push_str(part);
+        } else if length(line) + gap.len() + length(part) <= width {
+            line.push_str(gap);
+            line.push_str(part);
+        } else {
+            lines.push(part.clone());
+        }
+    }
+    lines
+}
+
+fn heading(list: &List, width: u16) -> String {
     let sum = |of: fn(&Listed) -> f64| list.runs().iter().map(of).fold(0.0, Add::add);
     let dram = Bytes(sum(|run| run.now.dram_bytes as f64) as u64);
     let emulated = list.runs().iter().any(|run| is_emulated(&run.now));
-    format!(
-        " undercroft   {} runs   DRAM {dram}   {:.0} faults/s{}{}",
-        list.runs().len(),
-        sum(|run| run.rate().faults),
-        if emulated { "   emulated" } else { "" },
-        if list.is_held() { "   held" } else { "" },
-    )
+    let when = |is: bool, word: &str| if is { word.to_owned() } else { String::new() };
+    let parts = [
+        format!(" {} runs", list.runs().len()),
+        when(emulated, "emulated"),
+        when(list.is_held(), "held"),
+        when(
+            !list.filter().is_empty(),
+            &format!("with `{}`", list.filter()),
+        ),
+        format!("DRAM {dram}"),
+        format!("{:.0} faults/s", sum(|run| run.rate().faults)),
+    ];
+    fitting(parts, width)
 }
 
 fn is_emulated(run: &Snapshot) -> bool {
     run.tiers.iter().any(|tier| tier.figures.emulated)
-}
-
-fn title(text: &'static str, order: Order, of: Order) -> Cell<'static> {
-    let cell = Cell::from(text);
-    if order == of { cell.underlined() } else { cell }
-}
-
-fn runs(frame: &mut Frame<'_>, area: Rect, list: &List) {
-    let order = list.order();
-    let header = Row::new([
-        title("PID", order, Order::Pid),
-        title("DRAM", order, Order::Memory),
-        Cell::from("LIMIT"),
-        Cell::from("OUT"),
-        title("FAULTS/s", order, Order::Faults),
-        Cell::from("IN/s"),
-        Cell::from("OUT/s"),
-        title("STALL", order, Order::Stall),
-        Cell::from("P99"),
-        Cell::from("BOUND"),
-        Cell::from("COMMAND"),
-    ]);
-    let widths = [
-        Constraint::Length(8),
-        Constraint::Length(10),
-        Constraint::Length(10),
-        Constraint::Length(10),
-        Constraint::Length(9),
-        Constraint::Length(8),
-        Constraint::Length(8),
-        Constraint::Length(8),
-        Constraint::Length(9),
-        Constraint::Length(10),
-        Constraint::Min(10),
-    ];
-    let table = Table::new(list.runs().iter().map(row), widths)
-        .header(header.style(Style::new().add_modifier(Modifier::BOLD)))
-        .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
-    let mut state = TableState::new().with_selected(list.selected_at());
-    frame.render_stateful_widget(table, area, &mut state);
-}
-
-fn row(run: &Listed) -> Row<'static> {
-    let (now, rate) = (&run.now, run.rate());
-    let limit = match now.memory_max_bytes {
-        _ if now.paused => "paused".to_owned(),
-        Some(max) => Bytes(max).to_string(),
-        None => "-".to_owned(),
-    };
-    let out: u64 = now.tiers.iter().map(|tier| tier.logical_bytes).sum();
-    let p99 = now.fault_latency_seconds.as_ref();
-    let latency = now.latency_bound.as_ref();
-    let latency = latency.map(|bound| (bound.windows_kept, bound.windows_missed));
-    let stall = now.stall_bound.as_ref();
-    let windows = latency.or(stall.map(|bound| (bound.windows_kept, bound.windows_missed)));
-    Row::new([
-        now.pid.to_string(),
-        Bytes(now.dram_bytes).to_string(),
-        limit,
-        Bytes(out).to_string(),
-        format!("{:.0}", rate.faults),
-        format!("{:.0}", rate.pages_in),
-        format!("{:.0}", rate.pages_out),
-        match stall {
-            Some(of) => format!("{:.0}/{}", rate.stall * 100.0, of.bound),
-            None => format!("{:.0} %", rate.stall * 100.0),
-        },
-        p99.map_or("-".to_owned(), |of| time(of.p99)),
-        windows.map_or("-".to_owned(), |(kept, missed)| {
-            format!("{kept}/{}", kept + missed)
-        }),
-        now.command_line(),
-    ])
-}
-
-fn time(seconds: f64) -> String {
-    Nanos((seconds * 1e9) as u64).to_string()
 }
 
 /// The newest figures, one for each column. * `scale`: what one is in the graph.
@@ -147,17 +143,14 @@ fn graph(run: &Listed, width: u16, scale: f64, of: impl Fn(&Listed, usize) -> f6
         .collect()
 }
 
-fn selected(frame: &mut Frame<'_>, area: Rect, run: &Listed) {
+fn selected(frame: &mut Frame<'_>, area: Rect, run: &Listed, facts: Vec<String>) {
     let now = &run.now;
     let block = Block::bordered().title(format!(" {}  {} ", now.pid, now.command_line()));
     let inner = block.inner(area);
     frame.render_widget(block, area);
-    let [text, graphs] = Layout::vertical([
-        Constraint::Length(3 + now.tiers.len() as u16),
-        Constraint::Min(2),
-    ])
-    .areas(inner);
-    frame.render_widget(Paragraph::new(facts(now)), text);
+    let [text, graphs] =
+        Layout::vertical([Constraint::Length(facts.len() as u16), Constraint::Min(2)]).areas(inner);
+    frame.render_widget(Paragraph::new(facts.join("\n")), text);
     let [faults, stall] =
         Layout::horizontal([Constraint::Percentage(50), Constraint::Percentage(50)]).areas(graphs);
     let rate = run.rate();
@@ -182,30 +175,35 @@ fn selected(frame: &mut Frame<'_>, area: Rect, run: &Listed) {
     }
 }
 
-fn facts(now: &Snapshot) -> Vec<Line<'static>> {
-    let mut lines = vec![Line::from(format!(
-        "up {}{}   resident {}   {} faults   policy {}, placement {}",
-        time(now.uptime_seconds),
-        (now.class.as_ref()).map_or(String::new(), |class| format!("   class {class}")),
-        Bytes(now.resident_bytes),
-        now.faults.total,
-        now.policies.reclaim,
-        now.policies.placement,
-    ))];
+/// Facts of a run, in lines of this width.
+fn facts(now: &Snapshot, width: usize) -> Vec<String> {
+    let mut first = vec![format!("up {}", time(now.uptime_seconds))];
+    first.extend(now.class.as_ref().map(|class| format!("class {class}")));
+    first.extend([
+        format!("resident {}", Bytes(now.resident_bytes)),
+        format!("{} faults", now.faults.total),
+        format!(
+            "policy {}, placement {}",
+            now.policies.reclaim, now.policies.placement
+        ),
+    ]);
+    let mut lines = flow(&first, "   ", width);
     for tier in &now.tiers {
-        let ratio = tier.figures.ratio_text();
-        lines.push(Line::from(format!(
-            "{}: {} of pages in {}, ratio {ratio}",
-            tier.figures.title(),
+        // The name comes last: only a name may be cut.
+        lines.push(format!(
+            "{} of pages in {}, ratio {}: {}",
             Bytes(tier.logical_bytes),
             Bytes(tier.held_bytes),
-        )));
+            tier.figures.ratio_text(),
+            tier.figures.title(),
+        ));
     }
-    if let Some(bound) = &now.latency_bound {
-        lines.push(Line::from(format!("bound {}", bound_summary(bound))));
-    }
-    if let Some(bound) = &now.stall_bound {
-        lines.push(Line::from(format!("bound {bound}")));
+    let latency = now.latency_bound.as_ref().map(bound_summary);
+    let stall = now.stall_bound.as_ref().map(ToString::to_string);
+    for bound in latency.into_iter().chain(stall) {
+        let bound = format!("bound {bound}");
+        let words: Vec<String> = bound.split(' ').map(str::to_owned).collect();
+        lines.extend(flow(&words, " ", width));
     }
     lines
 }
@@ -218,7 +216,8 @@ mod tests {
     use ratatui::backend::TestBackend;
 
     use super::*;
-    use undercroft_proto::report::StallBoundReport;
+    use crate::top::list::Order;
+    use undercroft_proto::report::{StallBoundReport, TierSnapshot};
 
     /// A run as `status --json` gives it. `at`: seconds since its start.
     fn snapshot(pid: u32, at: f64, faults: u64, stall: f64) -> Snapshot {
@@ -230,7 +229,12 @@ mod tests {
     }
 
     fn screen(list: &mut List) -> String {
-        let mut terminal = Terminal::new(TestBackend::new(120, 24)).expect("a terminal in memory");
+        screen_of(list, 120)
+    }
+
+    fn screen_of(list: &mut List, width: u16) -> String {
+        let backend = TestBackend::new(width, 24);
+        let mut terminal = Terminal::new(backend).expect("a terminal in memory");
         terminal.draw(|frame| draw(frame, list)).expect("drawn");
         terminal.backend().to_string()
     }
@@ -288,6 +292,113 @@ mod tests {
         assert_eq!(list.selected_at(), Some(1));
         list.select(5);
         assert_eq!(list.selected_at(), Some(1), "there is no more");
+    }
+
+    /// A run with the longest figures.
+    fn large(at: f64, faults: u64) -> Snapshot {
+        let mut now = snapshot(4_194_304, at, faults, at * 0.9);
+        now.dram_bytes = (1023 << 30) + (900 << 20);
+        now.memory_max_bytes = Some(1023 << 20);
+        now.command = vec!["/usr/lib/postgresql/16/bin/postgres".to_owned()];
+        now.pages.swapped_in = faults * 3;
+        now.pages.swapped_out = faults * 2;
+        let tiers = [
+            ("ram", 1000u64 << 20),
+            ("file:/var/lib/undercroft/swap", 24 << 30),
+        ];
+        let tier = now.tiers[0].clone();
+        let tier = tiers.map(|(name, bytes)| {
+            let mut tier: TierSnapshot = tier.clone();
+            tier.figures.name = name.to_owned();
+            (tier.logical_bytes, tier.held_bytes) = (bytes, bytes);
+            tier
+        });
+        now.tiers = tier.to_vec();
+        let times = now.fault_latency_seconds.as_mut().expect("times");
+        times.p99 = 0.0559;
+        let bound = now.latency_bound.as_mut().expect("a bound");
+        (bound.windows_kept, bound.windows_missed) = (86_000, 400);
+        now
+    }
+
+    #[test]
+    fn columns_leave_by_width_no_number_is_cut_and_the_command_gets_the_rest() {
+        let all = [
+            ("PID", "4194304"),
+            ("DRAM", "1023.9 GiB"),
+            ("LIMIT", "1023.0 MiB"),
+            ("STALL", "90 %"),
+            ("FAULTS/s", "500000"),
+            ("OUT", "25.0 GiB"),
+            ("P99", "55.9 ms"),
+            ("BOUND", "86000/86400"),
+            ("IN/s", "1500000"),
+            ("OUT/s", "1000000"),
+        ];
+        for (width, shown, command) in [
+            (60, 5, "/usr/lib/postgr"),
+            (80, 7, "/usr/lib/postgresq"),
+            (120, 10, "/usr/lib/postgresql/16/bin/pos"),
+            (200, 10, "/usr/lib/postgresql/16/bin/postgres"),
+        ] {
+            let mut list = List::new(Order::Faults);
+            list.update(Instant::now(), vec![large(1.0, 0)]);
+            list.update(Instant::now(), vec![large(3.0, 1_000_000)]);
+            let text = screen_of(&mut list, width);
+            let lines: Vec<&str> = text.lines().collect();
+            let words = |at: usize| lines[at].trim_matches('"').split_whitespace();
+            let titles: Vec<&str> = words(1).collect();
+            for (at, (title, number)) in all.iter().enumerate() {
+                let there = titles.contains(title);
+                assert_eq!(there, at < shown, "{title} at {width}\n{text}");
+                assert_eq!(
+                    lines[2].contains(number),
+                    there,
+                    "{title} at {width}\n{text}"
+                );
+            }
+            assert!(lines[2].contains(command), "{width}\n{text}");
+            for part in [
+                "1000.0 MiB of pages in 1000.0 MiB, ratio",
+                "24.0 GiB of pages in 24.0 GiB, ratio",
+                "1000000 faults",
+                "q quit   h help   / filter",
+            ] {
+                assert!(text.contains(part), "no `{part}` at {width}\n{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_filter_shows_the_runs_that_have_its_text_and_says_so() {
+        let mut list = two_looks();
+        let mut other = snapshot(300, 5.0, 10, 0.0);
+        other.command = vec!["/usr/bin/Python3".to_owned()];
+        other.class = Some("batch".to_owned());
+        let looks = vec![snapshot(100, 4.0, 1010, 0.0), other.clone()];
+        list.update(Instant::now(), looks);
+        for text in ["python", "batch", "300"] {
+            list.set_filter(text.to_owned());
+            let picture = screen(&mut list);
+            assert!(picture.contains("1 runs") && picture.contains(&format!("with `{text}`")));
+            assert!(!picture.contains("redis-server"), "{picture}");
+            assert_eq!(list.selected_at(), Some(0));
+        }
+        list.set_filter("perl".to_owned());
+        assert!(screen(&mut list).contains("No run has this text"));
+        list.update(Instant::now(), vec![other]);
+        list.set_filter(String::new());
+        assert_eq!(list.runs().len(), 1);
+    }
+
+    #[test]
+    fn help_names_every_key_and_fits_into_60_columns() {
+        let mut list = two_looks();
+        list.mode = Mode::Help;
+        let text = screen_of(&mut list, 60);
+        for line in HELP.lines().take(18) {
+            assert!(text.contains(line), "no `{line}` in\n{text}");
+        }
     }
 
     #[test]

@@ -76,11 +76,35 @@ impl Listed {
     pub(super) fn rate(&self) -> Rate {
         self.rates.back().copied().unwrap_or_default()
     }
+
+    /// Whether its command, class or process id has this text, in small letters.
+    fn has(&self, text: &str) -> bool {
+        let class = self.now.class.as_deref().unwrap_or_default();
+        let all = format!("{}\n{class}\n{}", self.now.command_line(), self.now.pid);
+        all.to_lowercase().contains(text)
+    }
+}
+
+/// Meaning of the next key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Mode {
+    /// A command.
+    #[default]
+    List,
+    /// A letter of the filter.
+    Filter,
+    /// None: any key puts the help away.
+    Help,
 }
 
 /// All runs.
 pub(super) struct List {
+    /// All; first those that the filter lets through.
     runs: Vec<Listed>,
+    /// How many it lets through.
+    shown: usize,
+    filter: String,
+    pub mode: Mode,
     order: Order,
     reversed: bool,
     /// Process id of the selected run.
@@ -93,6 +117,9 @@ impl List {
     pub(super) fn new(order: Order) -> List {
         List {
             runs: Vec::new(),
+            shown: 0,
+            filter: String::new(),
+            mode: Mode::List,
             order,
             reversed: false,
             selected: None,
@@ -139,10 +166,23 @@ impl List {
         if self.reversed {
             self.runs.reverse();
         }
-        let is_there = |pid| self.runs.iter().any(|run| run.now.pid == pid);
+        let wanted = self.filter.to_lowercase();
+        self.runs.sort_by_key(|run| !run.has(&wanted));
+        self.shown = self.runs.partition_point(|run| run.has(&wanted));
+        let is_there = |pid| self.runs().iter().any(|run| run.now.pid == pid);
         if !self.selected.is_some_and(is_there) {
-            self.selected = self.runs.first().map(|run| run.now.pid);
+            self.selected = self.runs().first().map(|run| run.now.pid);
         }
+    }
+
+    /// Shows the runs alone that have this text.
+    pub(super) fn set_filter(&mut self, text: String) {
+        self.filter = text;
+        self.sort();
+    }
+
+    pub(super) fn filter(&self) -> &str {
+        &self.filter
     }
 
     pub(super) fn sort_by(&mut self, order: Order) {
@@ -163,19 +203,19 @@ impl List {
     /// Selects the run this many places further down.
     pub(super) fn select(&mut self, by: isize) {
         let at = self.selected_at().unwrap_or(0).saturating_add_signed(by);
-        let at = at.min(self.runs.len().saturating_sub(1));
-        self.selected = self.runs.get(at).map(|run| run.now.pid);
+        let at = at.min(self.shown.saturating_sub(1));
+        self.selected = self.runs().get(at).map(|run| run.now.pid);
     }
 
-    /// In their order.
+    /// The runs that the filter lets through, in their order.
     pub(super) fn runs(&self) -> &[Listed] {
-        &self.runs
+        &self.runs[..self.shown]
     }
 
     /// The place of the selected run.
     pub(super) fn selected_at(&self) -> Option<usize> {
         let is_it = |run: &Listed| Some(run.now.pid) == self.selected;
-        self.runs.iter().position(is_it)
+        self.runs().iter().position(is_it)
     }
 
     pub(super) fn order(&self) -> Order {

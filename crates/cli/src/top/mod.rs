@@ -1,5 +1,6 @@
 //! `undercroft top`: shows the running programs on the terminal until the user leaves.
 
+mod columns;
 mod draw;
 mod list;
 
@@ -12,8 +13,8 @@ use std::time::{Duration, Instant};
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use undercroft_proto::report::Snapshot;
 
-use self::list::List;
 pub(crate) use self::list::Order;
+use self::list::{List, Mode};
 use crate::live;
 use undercroft_terminal::{Failure, status};
 
@@ -108,12 +109,25 @@ fn take(list: &mut List, key: KeyEvent) -> bool {
     if key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL) {
         return false;
     }
-    match key.code {
+    match list.mode {
+        Mode::List => return take_command(list, key.code),
+        Mode::Filter if key.modifiers.contains(KeyModifiers::CONTROL) => {}
+        Mode::Filter => take_letter(list, key.code),
+        Mode::Help => list.mode = Mode::List,
+    }
+    true
+}
+
+fn take_command(list: &mut List, key: KeyCode) -> bool {
+    match key {
+        KeyCode::Esc if !list.filter().is_empty() => list.set_filter(String::new()),
         KeyCode::Char('q') | KeyCode::Esc => return false,
         KeyCode::Down | KeyCode::Char('j') => list.select(1),
         KeyCode::Up | KeyCode::Char('k') => list.select(-1),
         KeyCode::Char('r') => list.reverse(),
         KeyCode::Char(' ') => list.hold(),
+        KeyCode::Char('/') => list.mode = Mode::Filter,
+        KeyCode::Char('h' | '?') => list.mode = Mode::Help,
         KeyCode::Char(letter) => {
             if let Some(order) = Order::of_key(letter) {
                 list.sort_by(order);
@@ -122,4 +136,53 @@ fn take(list: &mut List, key: KeyEvent) -> bool {
         _ => {}
     }
     true
+}
+
+/// Longest text of a filter.
+const FILTER_LETTERS_MAX: usize = 40;
+
+fn take_letter(list: &mut List, key: KeyCode) {
+    let mut text = list.filter().to_owned();
+    match key {
+        KeyCode::Enter => list.mode = Mode::List,
+        KeyCode::Esc => {
+            list.mode = Mode::List;
+            list.set_filter(String::new());
+        }
+        KeyCode::Down => list.select(1),
+        KeyCode::Up => list.select(-1),
+        KeyCode::Backspace => {
+            text.pop();
+            list.set_filter(text);
+        }
+        KeyCode::Char(letter) if text.chars().count() < FILTER_LETTERS_MAX => {
+            text.push(letter);
+            list.set_filter(text);
+        }
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn letters_go_into_the_filter_until_enter_and_escape_drops_it_before_it_leaves() {
+        let mut list = List::new(Order::Faults);
+        let press = |list: &mut List, key| take(list, KeyEvent::new(key, KeyModifiers::NONE));
+        for letter in "/qr".chars() {
+            assert!(press(&mut list, KeyCode::Char(letter)));
+        }
+        assert!(press(&mut list, KeyCode::Backspace));
+        assert_eq!((list.filter(), list.mode), ("q", Mode::Filter));
+        assert!(press(&mut list, KeyCode::Enter));
+        assert_eq!((list.filter(), list.mode), ("q", Mode::List));
+        assert!(press(&mut list, KeyCode::Char('?')));
+        assert_eq!(list.mode, Mode::Help);
+        assert!(press(&mut list, KeyCode::Char('q')), "puts the help away");
+        assert!(press(&mut list, KeyCode::Esc), "drops the filter");
+        assert_eq!((list.filter(), list.mode), ("", Mode::List));
+        assert!(!press(&mut list, KeyCode::Esc));
+    }
 }

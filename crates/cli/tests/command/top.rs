@@ -24,7 +24,7 @@ fn top_draws_on_a_terminal_and_leaves_with_q() {
         .spawn()
         .expect("a terminal");
     let mut typed = child.stdin.take().expect("a pipe");
-    typed.write_all(b"fsmp q").expect("keys");
+    typed.write_all(b"fsmp hxq").expect("keys");
     let outcome = child.wait_with_output().expect("it ends");
     drop(typed);
     let screen = String::from_utf8_lossy(&outcome.stdout);
