@@ -69,6 +69,7 @@ pub(crate) enum Command {
     /// List the kinds of tiers and their options, measure tiers, or empty one of a running program
     Tiers(TiersArgs),
     /// Print a completion script for a shell
+    #[command(after_help = COMPLETIONS_EXAMPLES)]
     Completions {
         /// Which shell.
         shell: clap_complete::Shell,
@@ -84,6 +85,9 @@ pub(crate) enum Command {
     /// Print what this binary can continue, as JSON; asked by `upgrade`.
     #[command(hide = true)]
     Versions,
+    /// Print process id and command of each run; asked by completion scripts.
+    #[command(hide = true)]
+    Pids,
     /// The key-value store of `demo`.
     #[command(hide = true)]
     DemoKv {
@@ -92,6 +96,11 @@ pub(crate) enum Command {
         socket: PathBuf,
     },
 }
+
+const COMPLETIONS_EXAMPLES: &str = "Examples:
+  undercroft completions bash > ~/.local/share/bash-completion/completions/undercroft
+  undercroft completions zsh > ~/.zfunc/_undercroft         # with fpath+=~/.zfunc before compinit
+  undercroft completions fish > ~/.config/fish/completions/undercroft.fish";
 
 /// `undercroft run`.
 #[derive(Debug, Args)]

@@ -2,6 +2,7 @@
 //! its status.
 
 mod args;
+mod completions;
 mod core;
 mod curve;
 mod daemon;
@@ -120,15 +121,8 @@ fn dispatch(command: Command) -> Result<ExitCode, Failure> {
         },
         Command::Tiers(args) if args.measure.is_empty() => tier_kinds::print(args.json),
         Command::Tiers(args) => measure::tiers(&args.measure, args.json),
-        Command::Completions { shell } => {
-            clap_complete::generate(
-                shell,
-                &mut Cli::command(),
-                "undercroft",
-                &mut std::io::stdout(),
-            );
-            Ok(0)
-        }
+        Command::Completions { shell } => completions::print(Cli::command(), shell),
+        Command::Pids => completions::pids(),
         Command::Man { out: Some(out), .. } => manual::write(Cli::command(), &out),
         Command::Man { command, .. } => manual::show(Cli::command(), command.as_deref()),
     };
