@@ -106,8 +106,8 @@ const COMPLETIONS_EXAMPLES: &str = "Examples:
 #[derive(Debug, Args)]
 #[command(after_help = RUN_EXAMPLES)]
 pub(crate) struct RunArgs {
-    /// DRAM for the program and its compressed pages: 512M, 1.5GiB, 50% (of this machine's memory),
-    /// or max
+    /// DRAM for the program and its compressed pages: 512M, 1.5GiB, 50% (of this machine's memory,
+    /// or of its control group's limit), auto (90%) or max
     #[arg(long, short = 'm', value_name = "SIZE", default_value = "max", value_parser = values::memory_max)]
     pub memory_max: MemoryMax,
 
@@ -384,7 +384,7 @@ pub(crate) struct SetArgs {
     /// The run's process id, as `undercroft status` shows it
     pub pid: u32,
 
-    /// memory-max=SIZE, such as memory-max=512M, 50% or max; latency=BOUND, such as
+    /// memory-max=SIZE, such as memory-max=512M, 50%, auto or max; latency=BOUND, such as
     /// latency=p99=300us, or latency=none; stall-max=PERCENT, such as stall-max=30%, or none;
     /// paused=yes or no: a paused run evicts nothing and moves nothing
     #[arg(value_name = "KEY=VALUE", value_parser = set::change)]

@@ -13,7 +13,8 @@ use undercroft_keeper::held;
 use undercroft_proto::grant::{DaemonStatus, MemberLatency, MemberStatus};
 
 use crate::args::{DaemonArgs, DaemonCommand};
-use crate::{serve, show, values};
+use crate::memory::Memory;
+use crate::{serve, show};
 use undercroft_terminal::{Failure, status};
 
 /// Serves until SIGINT or SIGTERM, or does what the subcommand says.
@@ -26,7 +27,7 @@ pub(crate) fn daemon(args: DaemonArgs) -> Result<u8, Failure> {
 }
 
 fn read(path: &Path) -> Result<Config, Failure> {
-    Config::read(path, values::physical_memory()?).map_err(|error| {
+    Config::read(path, Memory::here()?.all()).map_err(|error| {
         Failure::new(
             status::CONFIGURATION,
             "the configuration is refused",

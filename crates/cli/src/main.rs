@@ -12,6 +12,7 @@ mod drain;
 mod live;
 mod manual;
 mod measure;
+mod memory;
 #[cfg(test)]
 mod options_page;
 mod preflight;

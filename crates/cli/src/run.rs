@@ -11,7 +11,8 @@ use undercroft_tier::dram;
 use undercroft_tier::spec::TierSpec;
 
 use crate::args::RunArgs;
-use crate::{preflight, values};
+use crate::memory::Memory;
+use crate::preflight;
 use undercroft_terminal::{Failure, status};
 
 /// Everything before the run itself: checks and defaults. Nothing is started, and nothing left
@@ -19,21 +20,8 @@ use undercroft_terminal::{Failure, status};
 ///
 /// Errors: as printed, with the exit status.
 pub(crate) fn options(args: RunArgs) -> Result<RunOptions, Failure> {
-    let memory_max = args
-        .memory_max
-        .bytes(values::physical_memory()?)
-        .map_err(|why| {
-            Failure::new(
-                status::USAGE,
-                "--memory-max is too small",
-                why,
-                "give a larger share, or a size such as 512M",
-            )
-        })?;
     preflight::check(&args.command[0])?;
-    if !args.quiet {
-        warn_of_group(memory_max);
-    }
+    let memory_max = memory_max(&args)?;
     if let Some(path) = &args.report {
         check_writable(path, "report")?;
     }
@@ -88,6 +76,27 @@ pub(crate) fn options(args: RunArgs) -> Result<RunOptions, Failure> {
     })
 }
 
+/// The limit in bytes; one that does not fit is warned of.
+fn memory_max(args: &RunArgs) -> Result<u64, Failure> {
+    let memory = Memory::here()?;
+    let memory_max = args.memory_max.bytes(memory.all()).map_err(|why| {
+        Failure::new(
+            status::USAGE,
+            "--memory-max is too small",
+            why,
+            "give a larger share, or a size such as 512M",
+        )
+    })?;
+    let is_the_daemons = args.daemon.is_some() && memory_max == u64::MAX;
+    if !args.quiet
+        && !is_the_daemons
+        && let Some(warning) = memory.warning(memory_max)
+    {
+        let _ = writeln!(std::io::stderr(), "{warning}"); // it may be closed
+    }
+    Ok(memory_max)
+}
+
 fn check_count(tiers: &[TierSpec]) -> Result<(), Failure> {
     if tiers.len() <= TierId::MAX {
         return Ok(());
@@ -125,28 +134,6 @@ fn takeovers(asked: Option<u32>, tiers: &[TierSpec], traces: bool) -> Result<u32
         (None, None) => Ok(TAKEOVERS_MAX),
         (Some(most), _) => Ok(most),
     }
-}
-
-/// Warns if the control group's limit is too near.
-fn warn_of_group(memory_max: u64) {
-    if let Some(limit) = undercroft_sys::cgroup::memory_limit()
-        && is_above_group(memory_max, limit)
-    {
-        // A closed standard error is no reason to fail.
-        let _ = writeln!(
-            std::io::stderr(),
-            "undercroft: --memory-max and what is not counted in it may pass the memory limit of \
-             this control group, {} MiB: the kernel then kills the program\n  fix: give a tenth \
-             less than that",
-            limit.0 >> 20
-        );
-    }
-}
-
-/// Whether a program at its limit, and a tenth more, would pass that of its control group. Without
-/// a limit of ours, nothing is promised.
-fn is_above_group(memory_max: u64, group: Bytes) -> bool {
-    memory_max != u64::MAX && memory_max.saturating_add(memory_max / 10) > group.0
 }
 
 /// `ram`, then a nameless file in the tier directory.
@@ -231,13 +218,6 @@ fn check_writable(path: &Path, what: &str) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_limit_near_that_of_the_control_group_is_warned_of() {
-        let group = Bytes(1000);
-        assert!(is_above_group(1000, group) && is_above_group(910, group));
-        assert!(!is_above_group(909, group) && !is_above_group(u64::MAX, group));
-    }
 
     #[test]
     fn tier_directory_prefers_the_users_choice_and_refuses_a_missing_one() {

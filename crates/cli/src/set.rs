@@ -4,6 +4,7 @@ use undercroft_base::Bytes;
 use undercroft_proto::messages::{Answered, Ask};
 use undercroft_qos::{LatencyBound, StallMax};
 
+use crate::memory::Memory;
 use crate::values::{self, MemoryMax};
 use crate::{live, show};
 use undercroft_terminal::{Failure, status};
@@ -91,7 +92,7 @@ fn set_latency(pid: u32, bound: Option<LatencyBound>) -> Result<u8, Failure> {
 }
 
 fn set_memory_max(pid: u32, limit: MemoryMax) -> Result<u8, Failure> {
-    let bytes = limit.bytes(values::physical_memory()?).map_err(|why| {
+    let bytes = limit.bytes(Memory::of(pid)?.all()).map_err(|why| {
         Failure::new(
             status::USAGE,
             "memory-max is too small",

@@ -8,8 +8,6 @@ use undercroft_proto::options::{AccessScan, COMPRESSORS_MAX};
 use undercroft_qos::{BoundError, LatencyBound};
 use undercroft_tier::spec::TierSpec;
 
-use undercroft_terminal::{Failure, status};
-
 /// Reclaim policy when none is named.
 pub(crate) const RECLAIM_DEFAULT: &str = reclaim::NAMES[0];
 /// Placement policy when none is named.
@@ -32,36 +30,24 @@ pub(crate) enum MemoryMax {
     Max,
     /// A size in bytes.
     Size(Bytes),
-    /// A share of physical memory, above 0 up to 100.
+    /// A share of the memory that there is, above 0 up to 100.
     Percent(f64),
 }
 
 impl MemoryMax {
-    /// In bytes, with this much physical memory; `u64::MAX` = no limit. Errors: the share is below
-    /// the smallest limit; the text is for the user.
-    pub(crate) fn bytes(self, physical: Bytes) -> Result<u64, String> {
+    /// In bytes, of this much memory; `u64::MAX` = no limit. Errors: the share is below the
+    /// smallest limit; the text is for the user.
+    pub(crate) fn bytes(self, whole: Bytes) -> Result<u64, String> {
         match self {
             MemoryMax::Max => Ok(u64::MAX),
             MemoryMax::Size(size) => Ok(size.0),
             MemoryMax::Percent(percent) => {
-                let size = Bytes((physical.0 as f64 * percent / 100.0) as u64);
-                enough(size).map_err(|why| format!("{percent}% of {physical} is {size}: {why}"))?;
+                let size = Bytes((whole.0 as f64 * percent / 100.0) as u64);
+                enough(size).map_err(|why| format!("{percent}% of {whole} is {size}: {why}"))?;
                 Ok(size.0)
             }
         }
     }
-}
-
-/// Physical memory of this machine.
-pub(crate) fn physical_memory() -> Result<Bytes, Failure> {
-    undercroft_sys::procfs::total_memory().ok_or_else(|| {
-        Failure::new(
-            status::RUN_FAILED,
-            "cannot tell how much memory this machine has",
-            "/proc/meminfo has no MemTotal line",
-            "mount /proc, or give --memory-max as a size",
-        )
-    })
 }
 
 fn enough(size: Bytes) -> Result<(), String> {
@@ -74,17 +60,23 @@ fn enough(size: Bytes) -> Result<(), String> {
     ))
 }
 
-/// `--memory-max`: a size, a percentage, or `max`.
+/// `auto`: what the kernel charges to a control group, and we do not count, takes the rest.
+const AUTO_PERCENT: f64 = 90.0;
+
+/// `--memory-max`: a size, a percentage, `auto` or `max`.
 pub(crate) fn memory_max(text: &str) -> Result<MemoryMax, String> {
     let text = text.trim();
-    if text == "max" {
-        return Ok(MemoryMax::Max);
+    match text {
+        "max" => return Ok(MemoryMax::Max),
+        "auto" => return Ok(MemoryMax::Percent(AUTO_PERCENT)),
+        _ => {}
     }
     if let Some(number) = text.strip_suffix('%') {
         return match number.trim().parse::<f64>() {
             Ok(percent) if percent > 0.0 && percent <= 100.0 => Ok(MemoryMax::Percent(percent)),
             Ok(_) => Err(
-                "a percentage is of this machine's memory, above 0 and up to 100; use e.g. 25%"
+                "a percentage is of this machine's memory, or of its control group's limit, above 0 and up to 100; use \
+                 e.g. 25%"
                     .to_owned(),
             ),
             Err(_) => Err(format!(
@@ -94,7 +86,7 @@ pub(crate) fn memory_max(text: &str) -> Result<MemoryMax, String> {
     }
     let size = text
         .parse::<Bytes>()
-        .map_err(|error| format!("{error}, or a share such as 50%, or max"))?;
+        .map_err(|error| format!("{error}, or a share such as 50%, or auto, or max"))?;
     // A number without a unit is of bytes, and a small one seldom meant so.
     let has_no_unit = text.bytes().all(|byte| byte.is_ascii_digit());
     enough(size).map_err(|why| {
@@ -346,6 +338,7 @@ mod tests {
         assert_eq!(memory_max("1.5GiB"), Ok(MemoryMax::Size(Bytes(3 << 29))));
         assert_eq!(memory_max("50%"), Ok(MemoryMax::Percent(50.0)));
         assert_eq!(memory_max("max"), Ok(MemoryMax::Max));
+        assert_eq!(memory_max("auto"), Ok(MemoryMax::Percent(90.0)));
     }
 
     #[test]
@@ -367,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_max_percent_is_of_physical_memory_and_has_the_same_floor() {
+    fn memory_max_percent_is_of_what_there_is_and_has_the_same_floor() {
         assert_eq!(MemoryMax::Percent(25.0).bytes(Bytes(4 << 30)), Ok(1 << 30));
         assert_eq!(MemoryMax::Max.bytes(Bytes(4 << 30)), Ok(u64::MAX));
         assert!(MemoryMax::Percent(0.001).bytes(Bytes(1 << 30)).is_err());

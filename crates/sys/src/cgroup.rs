@@ -1,4 +1,4 @@
-//! The memory limit of the control groups that this process is in, as a container has one.
+//! The memory limit of the control groups that a process is in, as a container has one.
 
 use std::fs;
 
@@ -11,10 +11,12 @@ const NO_LIMIT: u64 = 1 << 62;
 const UNIFIED: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
 const MEMORY: [&str; 1] = ["/sys/fs/cgroup/memory"];
 
-/// The lowest memory limit of this process's control group and of those above it. The kernel's OOM
+/// The lowest memory limit of a process's control group and of those above it. The kernel's OOM
 /// killer ends a process of the group when an installed page passes it.
-pub fn memory_limit() -> Option<Bytes> {
-    let groups = crate::procfs::text_of("/proc/self/cgroup").ok()?;
+///
+/// * `process`: its process id.
+pub fn memory_limit(process: u32) -> Option<Bytes> {
+    let groups = crate::procfs::text_of(&format!("/proc/{process}/cgroup")).ok()?;
     limit_of(&groups, |path| fs::read_to_string(path).ok())
 }
 

@@ -437,7 +437,7 @@ fn access_bits() -> Check {
 
 /// The memory limit of the control group, which `--memory-max` has to stay below.
 fn memory_group() -> Check {
-    match crate::cgroup::memory_limit() {
+    match crate::cgroup::memory_limit(std::process::id()) {
         None => ok("no control group limits this process's memory"),
         Some(limit) => ok(format!(
             "limit {} MiB: a program that passes it is killed; keep --memory-max a tenth below",
