@@ -28,9 +28,16 @@ impl FromStr for Listen {
                 path => Ok(Listen::Unix(path.into())),
             };
         }
-        let wrong =
-            |_| format!("`{text}` is neither IP:PORT, such as 127.0.0.1:9750, nor unix:PATH");
-        text.parse().map(Listen::Tcp).map_err(wrong)
+        let wrong = |_| {
+            format!(
+                "`{text}` is neither IP:PORT, such as 127.0.0.1:9750, nor localhost:PORT, nor unix:PATH"
+            )
+        };
+        let address = match text.strip_prefix("localhost:") {
+            Some(port) => format!("127.0.0.1:{port}").parse(),
+            None => text.parse(),
+        };
+        address.map(Listen::Tcp).map_err(wrong)
     }
 }
 
@@ -131,8 +138,9 @@ mod tests {
         assert!(of("127.0.0.1:9750").is_ok_and(|listen| listen.is_local()));
         assert!(of("[::1]:0").is_ok_and(|listen| listen.is_local()));
         assert!(of("0.0.0.0:80").is_ok_and(|listen| !listen.is_local()));
+        assert_eq!(of("localhost:80"), of("127.0.0.1:80"));
         assert_eq!(of("unix:/a"), Ok(Listen::Unix("/a".into())));
-        for wrong in ["unix:", "localhost:80", "127.0.0.1", "", ":1"] {
+        for wrong in ["unix:", "localhost", "localhost:x", "127.0.0.1", "", ":1"] {
             assert!(of(wrong).is_err(), "{wrong}");
         }
     }

@@ -350,7 +350,7 @@ A configuration:
 #[derive(Debug, Args)]
 #[command(after_help = SERVE_EXAMPLES)]
 pub(crate) struct ServeArgs {
-    /// Where to listen: IP:PORT, or unix:PATH for a socket of this user alone
+    /// Where to listen: IP:PORT, localhost:PORT, or unix:PATH for a socket of this user alone
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9750")]
     pub listen: Listen,
 
@@ -449,7 +449,7 @@ Examples:
   undercroft upgrade
   undercroft upgrade 4711 --binary /opt/undercroft/undercroft
 
-Exit status: 0 all are upgraded; 1 one at least is not.";
+Exit status: 0 all are upgraded; 1 one at least is not; 2 the binary cannot be used.";
 
 /// `undercroft tiers`.
 #[derive(Debug, Args)]

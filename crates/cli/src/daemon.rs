@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use signal_hook::consts::SIGHUP;
 
 use undercroft_base::Bytes;
-use undercroft_daemon::{Config, ServeError};
+use undercroft_daemon::{Config, ConfigError, ServeError};
 use undercroft_keeper::held;
 use undercroft_proto::grant::{DaemonStatus, MemberLatency, MemberStatus};
 
@@ -28,11 +28,17 @@ pub(crate) fn daemon(args: DaemonArgs) -> Result<u8, Failure> {
 
 fn read(path: &Path) -> Result<Config, Failure> {
     Config::read(path, Memory::here()?.all()).map_err(|error| {
+        let fix = match error {
+            ConfigError::Unreadable { .. } => "name another with --config; `undercroft daemon --help` shows one",
+            ConfigError::Wrong { .. } | ConfigError::Contradicts { .. } => {
+                "mend it; `undercroft daemon --help` shows one, and `undercroft daemon check` tries it"
+            }
+        };
         Failure::new(
             status::CONFIGURATION,
             "the configuration is refused",
             error.to_string(),
-            "mend it; `undercroft daemon --help` shows one, and `undercroft daemon check` tries it",
+            fix,
         )
     })
 }

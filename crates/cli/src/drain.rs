@@ -24,7 +24,7 @@ pub(crate) fn progress(drain: &Drain) -> String {
     let time = |seconds: f64| Nanos((seconds * 1e9) as u64);
     if drain.removed {
         return format!(
-            "removed after {}; its space was given back",
+            "removed: empty after {}, and its space was given back",
             time(drain.seconds)
         );
     }

@@ -7,6 +7,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -99,10 +100,11 @@ fn check_image(program: &Path) -> Result<(), Failure> {
     };
     let mut path = program.to_owned();
     for depth in 0..=INTERPRETERS_MAX {
-        let metadata = fs::metadata(&path).map_err(|error| unreadable(&path, error.to_string()))?;
+        let unreadable = |error: io::Error| unreadable(program, &path, &error);
+        let metadata = fs::metadata(&path).map_err(unreadable)?;
         // The kernel ignores these bits and capabilities on scripts, so only the last program
         // counts.
-        match image(&path).map_err(|error| unreadable(&path, error.to_string()))? {
+        match image(&path).map_err(unreadable)? {
             Image::Dynamic => {
                 return match gains_privileges(&path, &metadata) {
                     None => Ok(()),
@@ -148,12 +150,22 @@ fn check_image(program: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-fn unreadable(path: &Path, why: String) -> Failure {
+/// * `path`: the program, or an interpreter that its `#!` line names.
+fn unreadable(program: &Path, path: &Path, error: &io::Error) -> Failure {
+    let (shown, interpreter) = (program.display(), path.display());
+    if path == program {
+        return Failure::new(
+            status::NOT_EXECUTABLE,
+            format!("cannot read {shown}"),
+            error.to_string(),
+            "undercroft must read a program to see how it is linked: check the path and its permissions",
+        );
+    }
     Failure::new(
         status::NOT_EXECUTABLE,
-        format!("cannot read {}", path.display()),
-        why,
-        "undercroft must read a program to see how it is linked: check the path and its permissions",
+        format!("cannot execute {shown}"),
+        format!("its #! line leads to {interpreter}: {error}"),
+        format!("mend the first line of {shown}, or install {interpreter}"),
     )
 }
 

@@ -2,6 +2,7 @@
 
 use undercroft_base::Bytes;
 use undercroft_proto::messages::{Answered, Ask};
+use undercroft_proto::report::Snapshot;
 use undercroft_qos::{LatencyBound, StallMax};
 
 use crate::memory::Memory;
@@ -100,8 +101,15 @@ fn set_memory_max(pid: u32, limit: MemoryMax) -> Result<u8, Failure> {
             "give a larger share, or a size such as 512M",
         )
     })?;
+    let all = live::snapshots()?;
+    let is_the_daemons = |of: &Snapshot| of.is_of(pid) && of.class.is_some();
     let done = match bytes {
         u64::MAX => format!("Run {pid} has no limit any more."),
+        _ if all.iter().any(is_the_daemons) => format!(
+            "Run {pid} keeps to {} until the daemon gives it another limit, which may be at once; \
+             its class has the bounds that last.",
+            Bytes(bytes)
+        ),
         _ => format!(
             "Run {pid} keeps to {} from now on; `undercroft status {pid}` shows how far it is.",
             Bytes(bytes)

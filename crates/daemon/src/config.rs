@@ -165,7 +165,7 @@ impl Position {
 
 /// A file as it is written.
 #[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a table")]
 struct Written {
     memory: Option<Spanned<String>>,
     divide: Option<Divide>,
@@ -176,14 +176,14 @@ struct Written {
 }
 
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a table: [[tier]]")]
 struct WrittenTier {
     spec: Spanned<String>,
     grant: Option<Spanned<String>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a table, such as [class.web]")]
 struct WrittenClass {
     weight: Option<Spanned<u32>>,
     memory_min: Option<Spanned<String>>,

@@ -26,5 +26,5 @@ mod server;
 mod storage;
 mod store;
 
-pub use config::Config;
+pub use config::{Config, ConfigError};
 pub use server::{ServeError, serve};

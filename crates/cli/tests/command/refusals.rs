@@ -392,6 +392,62 @@ fn colours_stay_off_where_no_terminal_is() {
 }
 
 #[test]
+fn a_report_to_a_stream_is_refused() {
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let pipe = folder.path().join("pipe");
+    let made = Command::new("mkfifo").arg(&pipe).status().expect("mkfifo");
+    assert!(made.success());
+    for path in [
+        "-",
+        "/dev/stdout",
+        "/dev/fd/1",
+        pipe.to_str().expect("UTF-8"),
+    ] {
+        refused(
+            &["run", "--report", path, "--", "true"],
+            2,
+            &["name a file"],
+        );
+    }
+}
+
+#[test]
+fn a_script_whose_interpreter_is_missing_is_named() {
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let script = folder.path().join("script");
+    fs::write(&script, "#!/no/such\n").expect("a file");
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).expect("ours");
+    let name = script.to_str().expect("UTF-8");
+    refused(
+        &["run", "--", name],
+        126,
+        &[name, "#! line", "/no/such: No such file"],
+    );
+}
+
+#[test]
+fn configurations_that_are_missing_or_have_no_tables_say_what_to_do() {
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let path = folder.path().join("file.toml");
+    let name = path.to_str().expect("UTF-8");
+    let check = ["daemon", "check", "--config", name];
+    refused(&check, 78, &["No such file", "name another with --config"]);
+    for (text, word) in [
+        (
+            "memory = \"8G\"\n[class]\nweb = 4\n",
+            "expected a table, such as [class.web]",
+        ),
+        (
+            "memory = \"8G\"\ntier = [3]\n",
+            "expected a table: [[tier]]",
+        ),
+    ] {
+        fs::write(&path, text).expect("a file");
+        refused(&check, 78, &[word, "mend it"]);
+    }
+}
+
+#[test]
 fn a_token_that_is_no_secret_stops_the_server_and_names_the_fix() {
     let folder = tempfile::tempdir().expect("a scratch folder");
     let path = folder.path().join("token");

@@ -143,7 +143,8 @@ fn tiers_now(shared: &Shared, in_use: &[TierUse]) -> Vec<TierSnapshot> {
             load_seconds: Nanos(metered.state().load_ns).seconds(),
             logical_bytes: usage.logical.0,
             stored_bytes: usage.stored.0,
-            held_bytes: usage.held.0,
+            // A tier that was removed has given it back.
+            held_bytes: metered.removed.get().map_or(usage.held.0, |_| 0),
             profile: metered.profile.clone(),
         }
     };

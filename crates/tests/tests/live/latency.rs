@@ -240,7 +240,7 @@ fn the_server_shows_a_running_program_and_changes_it_by_its_unix_socket_alone() 
     assert_eq!(seen["memory_max_bytes"], 8 * MIB);
     let metrics = get("/metrics").1;
     let keeper = run.keeper();
-    let emulated = format!("undercroft_tier_emulated{{client=\"{keeper} touch");
+    let emulated = format!("undercroft_tier_emulated{{pid=\"{keeper}\",command=\"touch");
     let line = metrics.lines().find(|line| line.starts_with(&emulated));
     let says_so = line.is_some_and(|line| line.ends_with("(emulated)\"} 1"));
     assert!(says_so, "{metrics}");
