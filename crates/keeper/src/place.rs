@@ -160,10 +160,14 @@ impl PlaceError {
     }
 }
 
-/// The texts of several errors, each once.
+/// The texts of several errors, each once, without the fix that they share.
 fn all_of(errors: &[PlaceError]) -> String {
     let mut texts: Vec<String> = Vec::new();
-    for text in errors.iter().map(PlaceError::to_string) {
+    for error in errors {
+        let text = error.to_string();
+        let without = [", or ", "; ", ": "].iter();
+        let mut without = without.filter_map(|sign| text.strip_suffix(FIX)?.strip_suffix(sign));
+        let text = without.next().unwrap_or(&text).to_owned();
         if !texts.contains(&text) {
             texts.push(text);
         }

@@ -128,10 +128,16 @@ fn each_reason_is_told_once_and_the_fix_last() {
         PlaceError::NoExec("/a".into()),
         PlaceError::NoExec("/a".into()),
         PlaceError::TooLong("/b".into()),
+        PlaceError::unusable(Path::new("/c"), io::ErrorKind::ReadOnlyFilesystem),
+        PlaceError::NotADirectory("/d".into()),
     ]);
     let text = none.to_string();
     assert_eq!(text.matches("noexec").count(), 1, "{text}");
-    assert!(text.contains("/b") && text.contains(FIX), "{text}");
+    assert!(
+        text.contains("/b") && text.contains("/d is no directory"),
+        "{text}"
+    );
+    assert_eq!(text.matches(FIX).count(), 1, "{text}");
 }
 
 #[test]

@@ -87,8 +87,8 @@ enum StartError {
     )]
     Device(io::Error),
     #[error(
-        "userfaultfd fork events: {0}; without them a fork child would read zeros. Run as root or \
-         with CAP_SYS_PTRACE"
+        "userfaultfd fork events: {0}; without them a fork child would read zeros. Run as root, but not that of a user \
+         namespace, or with CAP_SYS_PTRACE"
     )]
     NoForkEvents(UffdError),
     #[error("this kernel cannot move pages out of a program; Linux 6.8 or newer is needed")]

@@ -182,9 +182,9 @@ fn device_check(device: &io::Result<UffdDevice>) -> Check {
         ),
         io::ErrorKind::PermissionDenied => (
             "/dev/userfaultfd may not be opened by this user".into(),
-            "run as root, or: groupadd -f uffd && usermod -aG uffd $USER && \
-             echo 'KERNEL==\"userfaultfd\", GROUP=\"uffd\", MODE=\"0660\"' > /etc/udev/rules.d/60-userfaultfd.rules \
-             && udevadm trigger /dev/userfaultfd",
+            "run as root, or as root for user NAME, who then logs in again: groupadd -f uffd && usermod -aG uffd NAME \
+             && echo 'KERNEL==\"userfaultfd\", GROUP=\"uffd\", MODE=\"0660\"' > \
+             /etc/udev/rules.d/60-userfaultfd.rules && udevadm control --reload && udevadm trigger /dev/userfaultfd",
         ),
         _ => (
             format!("/dev/userfaultfd does not open: {error}"),
@@ -270,7 +270,9 @@ fn fork_event(make: &dyn Fn() -> io::Result<Uffd>) -> Check {
         Ok(_) => ok("may follow forks"),
         Err(error) => missing(
             format!("may not follow forks (CAP_SYS_PTRACE): {error}"),
-            "run as root, or as a service with CAP_SYS_PTRACE",
+            "run as root, but not that of a user namespace; or give a user the capability, which the program keeps: \
+             setpriv --reuid NAME --regid GROUP --init-groups --inh-caps +sys_ptrace --ambient-caps +sys_ptrace \
+             undercroft run ...",
         ),
     }
 }
