@@ -115,9 +115,10 @@ pub(super) fn table(runs: &[Listed], order: Order, width: u16) -> Table<'static>
     let columns = fitting(runs, width.into());
     let titles = columns.iter().map(|(column, _)| {
         let title = Cell::from(Line::from(column.title).right_aligned());
-        match column.order == Some(order) {
-            true => title.underlined(),
-            false => title,
+        if column.order == Some(order) {
+            title.underlined()
+        } else {
+            title
         }
     });
     let header = Row::new(titles.chain([Cell::from("COMMAND")]));
