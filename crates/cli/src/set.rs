@@ -1,6 +1,6 @@
 //! `undercroft set`: changes how a running program is managed.
 
-use undercroft_base::Bytes;
+use undercroft_base::{Bytes, Nanos};
 use undercroft_proto::messages::{Answered, Ask};
 use undercroft_proto::report::Snapshot;
 use undercroft_qos::{LatencyBound, StallMax};
@@ -84,12 +84,25 @@ fn set_stall_max(pid: u32, bound: Option<StallMax>) -> Result<u8, Failure> {
 }
 
 fn set_latency(pid: u32, bound: Option<LatencyBound>) -> Result<u8, Failure> {
+    let all = live::snapshots()?;
+    let run = all.iter().find(|of| of.is_of(pid));
     let done = match bound {
-        Some(bound) => format!("Run {pid} keeps {bound} from now on."),
+        Some(bound) => match run.and_then(|run| hindrance(bound, run)) {
+            Some(why) => format!("Run {pid} is held to {bound} from now on, but {why}."),
+            None => format!("Run {pid} keeps {bound} from now on."),
+        },
         None => format!("Run {pid} has no latency bound any more."),
     };
     let fix = "set a bound that can be kept; the old one still holds";
     ask(pid, Ask::Latency { bound }, &done, "the latency bound", fix)
+}
+
+/// Why no page-in of a run can keep a bound, if none can.
+fn hindrance(bound: LatencyBound, run: &Snapshot) -> Option<String> {
+    let used = run.tiers.iter().filter(|tier| tier.rank.is_some());
+    let shortest = used.map(|tier| tier.load_seconds).reduce(f64::min)?;
+    let load = Nanos((shortest * 1e9) as u64);
+    (load > bound.limit).then(|| format!("a load from its fastest tier takes {load}"))
 }
 
 fn set_memory_max(pid: u32, limit: MemoryMax) -> Result<u8, Failure> {
@@ -142,6 +155,16 @@ fn ask(pid: u32, change: Ask, done: &str, what: &str, fix: &str) -> Result<u8, F
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_bound_shorter_than_a_load_of_the_fastest_tier_cannot_be_kept() {
+        let text = include_str!("top/snapshot.json");
+        let run: Snapshot = serde_json::from_str(text).expect("a snapshot");
+        let of = |bound: &str| hindrance(bound.parse().expect("a bound"), &run);
+        let why = of("p99=1us").unwrap_or_default();
+        assert!(why.contains("takes 3.0 us"), "{why}");
+        assert_eq!(of("p99=3us"), None);
+    }
 
     #[test]
     fn a_change_is_a_bound_or_none_and_an_error_says_what_can_be_set() {

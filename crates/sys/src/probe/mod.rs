@@ -277,12 +277,23 @@ fn fork_event(make: &dyn Fn() -> io::Result<Uffd>) -> Check {
     }
 }
 
+/// The fix, unless the kernel has the thing and refuses it to this user. File capabilities close a
+/// process's own files in /proc to it.
+fn unless_refused(error: &io::Error, fix: &'static str) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => {
+            "run as root, or without file capabilities (setcap) on the binary"
+        }
+        _ => fix,
+    }
+}
+
 fn moves(make: &dyn Fn() -> io::Result<Uffd>) -> Check {
     match make().and_then(|uffd| trial::move_one_page(&uffd)) {
         Ok(()) => ok("a page moved, bytes intact"),
         Err(error) => missing(
             format!("a page did not move ({error}): none could leave the program"),
-            "use Linux 6.8 or newer",
+            unless_refused(&error, "use Linux 6.8 or newer"),
         ),
     }
 }
@@ -302,7 +313,10 @@ fn pagemap_scan() -> Check {
         Ok(false) => missing("a present page was not found", "report this kernel"),
         Err(error) => missing(
             format!("PAGEMAP_SCAN: {error}"),
-            "use Linux 6.7 or newer with CONFIG_PROC_PAGE_MONITOR=y, and /proc mounted",
+            unless_refused(
+                &error,
+                "use Linux 6.7 or newer with CONFIG_PROC_PAGE_MONITOR=y, and /proc mounted",
+            ),
         ),
     }
 }

@@ -27,6 +27,16 @@ fn fast_is_fast_and_every_bad_check_has_a_fix() {
 }
 
 #[test]
+fn a_newer_kernel_is_no_fix_for_what_this_user_may_not_do() {
+    let fix = "use a newer kernel";
+    for refused in [rustix::io::Errno::PERM, rustix::io::Errno::ACCESS] {
+        let fix = unless_refused(&refused.into(), fix);
+        assert!(fix.contains("run as root"), "{fix}");
+    }
+    assert_eq!(unless_refused(&rustix::io::Errno::INVAL.into(), fix), fix);
+}
+
+#[test]
 fn trials_leave_no_descriptor_and_no_child() {
     let count = || fs::read_dir("/proc/self/fd").unwrap().count();
     let _ = KernelReport::take();
