@@ -3,7 +3,6 @@
 
 use std::fs;
 use std::io::Write;
-use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use undercroft_base::{Bytes, TierId};
@@ -204,14 +203,6 @@ fn check_writable(path: &Path, what: &str) -> Result<(), Failure> {
             format!("choose another --{what} FILE, or make its directory writable"),
         )
     };
-    if is_stream(path) {
-        return Err(Failure::new(
-            status::USAGE,
-            format!("cannot write the {what} to {}", path.display()),
-            "it is a stream of this command, and another process writes when the program has ended",
-            format!("name a file: --{what} FILE"),
-        ));
-    }
     let existed = path.symlink_metadata().is_ok();
     fs::OpenOptions::new()
         .append(true)
@@ -222,15 +213,6 @@ fn check_writable(path: &Path, what: &str) -> Result<(), Failure> {
         fs::remove_file(path).map_err(|error| refuse(error.to_string()))?;
     }
     Ok(())
-}
-
-/// Whether a path means an open file of this process, or one that is read meanwhile.
-fn is_stream(path: &Path) -> bool {
-    let names = ["-", "/dev/stdout", "/dev/stderr"];
-    let folders = ["/dev/fd", "/proc/self/fd"];
-    names.iter().any(|name| path == Path::new(name))
-        || folders.iter().any(|folder| path.starts_with(folder))
-        || fs::metadata(path).is_ok_and(|data| data.file_type().is_fifo())
 }
 
 #[cfg(test)]

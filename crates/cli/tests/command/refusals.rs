@@ -392,26 +392,6 @@ fn colours_stay_off_where_no_terminal_is() {
 }
 
 #[test]
-fn a_report_to_a_stream_is_refused() {
-    let folder = tempfile::tempdir().expect("a scratch folder");
-    let pipe = folder.path().join("pipe");
-    let made = Command::new("mkfifo").arg(&pipe).status().expect("mkfifo");
-    assert!(made.success());
-    for path in [
-        "-",
-        "/dev/stdout",
-        "/dev/fd/1",
-        pipe.to_str().expect("UTF-8"),
-    ] {
-        refused(
-            &["run", "--report", path, "--", "true"],
-            2,
-            &["name a file"],
-        );
-    }
-}
-
-#[test]
 fn a_script_whose_interpreter_is_missing_is_named() {
     let folder = tempfile::tempdir().expect("a scratch folder");
     let script = folder.path().join("script");
