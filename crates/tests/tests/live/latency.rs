@@ -191,8 +191,7 @@ fn address_of(server: &mut Running) -> String {
 
 /// `undercroft serve`, with these options.
 fn serve(options: &[&str]) -> Job {
-    let job = Job::new(undercroft()).arg("serve").args(options);
-    job
+    Job::new(undercroft()).arg("serve").args(options)
 }
 
 /// Makes a request over TCP.
