@@ -44,9 +44,21 @@ const CLIENT: &[OfClient] = &[
         |of| Some(f64::from(u8::from(of.paused))),
     ),
     (
+        "undercroft_memory_bytes",
+        "gauge",
+        "Memory of the program, in DRAM and out of it.",
+        |of| Some(of.memory_bytes as f64),
+    ),
+    (
+        "undercroft_memory_peak_bytes",
+        "gauge",
+        "Most of it at once.",
+        |of| Some(of.memory_bytes_peak as f64),
+    ),
+    (
         "undercroft_resident_bytes",
         "gauge",
-        "Resident managed pages.",
+        "The part of it that is in DRAM.",
         |of| Some(of.resident_bytes as f64),
     ),
     (

@@ -78,9 +78,11 @@ fn client(snapshot: &Snapshot) -> String {
         }
     ));
     text.push_str(&format!(
-        "  DRAM {} ({limit}), resident {}\n",
-        Bytes(snapshot.dram_bytes),
-        Bytes(snapshot.resident_bytes)
+        "  memory {}, {} at most; {} of it resident\n  DRAM {} ({limit})\n",
+        Bytes(snapshot.memory_bytes),
+        Bytes(snapshot.memory_bytes_peak),
+        Bytes(snapshot.resident_bytes),
+        Bytes(snapshot.dram_bytes)
     ));
     for (at, tier) in snapshot.tiers.iter().enumerate() {
         let ratio = tier.figures.ratio_text();

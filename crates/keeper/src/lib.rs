@@ -723,7 +723,7 @@ fn deliver(options: &RunOptions, report: &Report, voice: &mut Voice) {
             ));
         }
     }
-    if !options.client.quiet && report.faults.total > 0 {
+    if !options.client.quiet {
         voice.print(human_summary(report, uses_color()));
     }
 }

@@ -40,9 +40,7 @@ pub(super) fn leave(
     };
     let report = ask_for_report(manager, &request, Instant::now() + READY);
     if !outside.quiet {
-        if let Finished::Report(report) = report
-            && report.faults.total > 0
-        {
+        if let Finished::Report(report) = report {
             voice.print(human_summary(&report, uses_color()));
         }
         let (processes, go) = match left {

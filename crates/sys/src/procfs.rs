@@ -230,6 +230,11 @@ impl Statm {
 }
 
 impl Sizes {
+    /// Pages in memory that are neither of files nor shared memory.
+    pub fn anonymous(&self) -> PageCount {
+        PageCount(self.resident.0.saturating_sub(self.shared.0))
+    }
+
     /// A number that is missing is 0.
     pub(crate) fn parse(text: &[u8]) -> Sizes {
         let text = std::str::from_utf8(text).unwrap_or("");

@@ -180,7 +180,12 @@ fn facts(now: &Snapshot, width: usize) -> Vec<String> {
     let mut first = vec![format!("up {}", time(now.uptime_seconds))];
     first.extend(now.class.as_ref().map(|class| format!("class {class}")));
     first.extend([
-        format!("resident {}", Bytes(now.resident_bytes)),
+        format!(
+            "memory {}, {} at most, {} resident",
+            Bytes(now.memory_bytes),
+            Bytes(now.memory_bytes_peak),
+            Bytes(now.resident_bytes)
+        ),
         format!("{} faults", now.faults.total),
         format!(
             "policy {}, placement {}",

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use undercroft_base::{BASE_PAGE_BYTES, PageCount, SpaceId};
+use undercroft_base::{BASE_PAGE_BYTES, Bytes, PageCount, SpaceId};
 use undercroft_proto::options::AccessScan;
 use undercroft_sys::process;
 use undercroft_sys::procfs::Statm;
@@ -135,10 +135,12 @@ impl Quiet {
 
 /// Time until the next look at a client that is not managed.
 ///
+/// * `age`: since it started. A young one is looked at more often, so that the peak of one that
+///   ends soon is known.
 /// * `fastest`: what it needs to its limit if it grows as fast as one thread can.
 /// * `stands_still`: it has not grown for long. If it begins, it may do so with several threads.
-fn wait(fastest: Duration, stands_still: bool) -> Duration {
-    let usual = fastest.min(TICK_MAX);
+fn wait(age: Duration, fastest: Duration, stands_still: bool) -> Duration {
+    let usual = fastest.min((age / 32).clamp(TICK_BUSY, TICK_MAX));
     let wait = if stands_still {
         (fastest / 4).clamp(usual, TICK_CALM)
     } else {
@@ -255,11 +257,11 @@ impl Control {
         let to_find = self.unmanaged(processes);
         let unmanaged = to_find.values().sum::<u64>() * BASE_PAGE_BYTES as u64;
         let held = self.shared.books.pool_held();
-        let (now, faults) = {
+        let (now, stored, faults) = {
             let mut engine = self.shared.books.engine();
             engine.migrations().set_pool_held(held);
-            let now = MemoryNow::of(engine.books());
-            (now, engine.books().stats().faults)
+            let books = engine.books();
+            (MemoryNow::of(books), books.stored(), books.stats().faults)
         };
         self.shared.gauges.note_memory(now);
         if self
@@ -274,7 +276,14 @@ impl Control {
         let used = unmanaged + now.dram.0;
         let look =
             (self.checks.onset).look(Instant::now(), (processes.len(), used), limit, TICK_MAX);
+        let footprint = &self.shared.gauges.footprint;
+        footprint.note(Bytes(
+            used - held.0 + stored.bytes().0 + footprint.strays().0,
+        ));
         let begins = !self.managing && look.begins;
+        if !self.managing && !begins {
+            footprint.note_unmanaged(Bytes(used));
+        }
         if begins {
             self.managing = true;
             // Resident pages count before they are discovered: faults are served meanwhile.
@@ -287,7 +296,11 @@ impl Control {
         Pressure {
             begins,
             faults,
-            wait: wait(look.wait, self.checks.quiet.stands_still),
+            wait: wait(
+                self.shared.elapsed(),
+                look.wait,
+                self.checks.quiet.stands_still,
+            ),
         }
     }
 
@@ -457,8 +470,11 @@ mod tests {
             (1000, TICK_MAX, ms(250)),
             (60_000, TICK_MAX, TICK_CALM),
         ] {
-            assert_eq!(wait(ms(fastest), false), grows);
-            assert_eq!(wait(ms(fastest), true), stands_still);
+            let old = Duration::from_secs(60);
+            assert_eq!(wait(old, ms(fastest), false), grows);
+            assert_eq!(wait(old, ms(fastest), true), stands_still);
         }
+        assert_eq!(wait(ms(10), ms(1000), false), TICK_BUSY);
+        assert_eq!(wait(ms(1600), ms(1000), false), ms(50));
     }
 }

@@ -80,7 +80,9 @@ impl Onset {
             self.growth = (grown as f64 / seconds).min(GROWTH_MAX);
             self.seen = Some((now, processes, used));
         }
-        if used > self.still + limit / 64 {
+        // Without a limit, what it used before is the measure.
+        let measure = if limit == u64::MAX { self.still } else { limit };
+        if used > self.still + measure / 64 {
             (self.still_since, self.still) = (now, used);
         }
         let near = (limit / SLACK_PART).max(SLACK_MIN.min(limit / 4));
@@ -167,6 +169,12 @@ mod tests {
             onset.look(now, used, 4096 * MIB, FREQUENT).is_still
         };
         assert!(!is_still(1, 100) && is_still(11, 150) && !is_still(12, 200));
+        let mut onset = Onset::new(begun);
+        let mut is_still = |seconds, mib| {
+            let now = begun + Duration::from_secs(seconds);
+            onset.look(now, (1, mib * MIB), u64::MAX, FREQUENT).is_still
+        };
+        assert!(!is_still(1, 100) && !is_still(11, 110) && is_still(21, 111));
     }
 
     #[test]

@@ -14,7 +14,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use undercroft_base::Bytes;
 use undercroft_sys::image::Image;
+use undercroft_sys::procfs::Statm;
 use undercroft_sys::{process, procfs};
 use undercroft_wire::protocol::SOCKET_VARIABLE;
 
@@ -74,6 +76,8 @@ fn watch(shared: &Arc<Shared>, family: &Family) {
         let now = family.strays(shared);
         let again: Vec<u32> = seen.intersection(&now).copied().collect();
         let count = again.len() as u64;
+        let bytes = again.iter().map(|pid| anonymous(*pid).0).sum();
+        shared.gauges.footprint.note_strays(Bytes(bytes));
         shared
             .gauges
             .strays_peak
@@ -158,6 +162,12 @@ impl Family {
              The report counts such processes"
         )
     }
+}
+
+/// Anonymous memory of a process; nothing if it has ended.
+fn anonymous(pid: u32) -> Bytes {
+    let sizes = Statm::open(pid).and_then(|statm| statm.read());
+    sizes.unwrap_or_default().anonymous().bytes()
 }
 
 /// Whether a process runs undercroft itself.

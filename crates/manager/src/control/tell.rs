@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use serde::Deserialize;
-use undercroft_base::{Bytes, Nanos, TierId, TierUsage};
+use undercroft_base::{Bytes, Nanos, PageCount, TierId, TierUsage};
 use undercroft_engine::Stats;
 use undercroft_proto::legacy::ASKS;
 use undercroft_proto::messages::{Answered, Ask, Word};
@@ -373,7 +373,16 @@ impl Control {
     fn snapshot(&mut self) -> Snapshot {
         let shared = &self.shared;
         let (stats, dram) = self.memory_now();
-        let resident = shared.books.engine().books().resident().bytes();
+        let (resident, stored) = {
+            let engine = shared.books.engine();
+            let books = engine.books();
+            (books.resident().bytes().0, books.stored().bytes().0)
+        };
+        let unmanaged = self.unmanaged(&shared.processes.all());
+        let unmanaged = PageCount(unmanaged.values().sum()).bytes().0;
+        let footprint = &shared.gauges.footprint;
+        let memory = resident + stored + unmanaged + footprint.strays().0;
+        let memory_peak = footprint.note(Bytes(memory)).max(stats.pages_peak.bytes());
         let rates = Rates::between(
             &self.since.last_snapshot.1,
             &stats,
@@ -398,8 +407,10 @@ impl Control {
             class: shared.options.class.clone(),
             memory_max_bytes: limit(shared.gauges.memory_max().0),
             paused: shared.gauges.is_paused(),
-            resident_bytes: resident.0,
-            dram_bytes: dram.0,
+            memory_bytes: memory,
+            memory_bytes_peak: memory_peak.0,
+            resident_bytes: resident + unmanaged,
+            dram_bytes: dram.0 + unmanaged,
             tiers,
             slabs: slabs(shared),
             faults: Faults::of(&stats),
@@ -463,6 +474,8 @@ impl Control {
         let tiers = all.into_iter();
         let tiers = tiers.map(|(tier, drain)| tier_report(tier, drain, wall));
         let latency = lock(&shared.gauges.fault_latency).clone();
+        let footprint = &shared.gauges.footprint;
+        let unmanaged = footprint.unmanaged_peak();
         let spaces = shared.gauges.spaces_seen.load(Ordering::Relaxed);
         Report {
             schema_version: SCHEMA_VERSION,
@@ -472,8 +485,9 @@ impl Control {
             exit_status,
             wall_seconds: wall.seconds(),
             memory_max_bytes: limit(shared.gauges.memory_max().0),
-            resident_bytes_peak: stats.resident_peak.bytes().0,
-            dram_bytes_peak: stats.dram_peak.0,
+            memory_bytes_peak: footprint.note(stats.pages_peak.bytes()).0,
+            resident_bytes_peak: stats.resident_peak.bytes().max(unmanaged).0,
+            dram_bytes_peak: stats.dram_peak.max(unmanaged).0,
             faults: Faults::of(&stats),
             fault_latency_seconds: Quantiles::of(latency.histogram()),
             fault_breakdown_seconds: shared.gauges.breakdown.mean(),

@@ -1,5 +1,6 @@
 //! The measurements of a run. Every thread adds to them; the control thread reads them.
 
+pub(crate) mod footprint;
 pub(crate) mod knobs;
 pub(crate) mod latency;
 pub(crate) mod limit;
@@ -15,6 +16,7 @@ use undercroft_base::{Bytes, Nanos, SpaceId, VirtRange};
 use undercroft_engine::{BooksView, Ledger};
 use undercroft_qos::LatencyBound;
 
+use self::footprint::Footprint;
 use self::knobs::Knobs;
 use self::latency::{Breakdown, FaultLatency};
 use self::limit::{Exceeded, Fixed, Paused};
@@ -39,6 +41,7 @@ pub(crate) struct Gauges {
     pub breakdown: Breakdown,
     pub exceeded: Mutex<Exceeded>,
     pub fixed: Mutex<Fixed>,
+    pub footprint: Footprint,
     pub eviction: EvictionCost,
     pub scans: Scans,
     pub shortages: Shortages,
@@ -127,6 +130,7 @@ impl Gauges {
             breakdown: Breakdown::default(),
             exceeded: Mutex::default(),
             fixed: Mutex::default(),
+            footprint: Footprint::default(),
             eviction: EvictionCost::default(),
             scans: Scans::default(),
             shortages: Shortages::default(),

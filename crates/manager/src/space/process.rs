@@ -219,8 +219,7 @@ impl Process {
 
     /// Anonymous memory in use, in pages. It is what counts before the process is managed.
     pub(crate) fn anonymous_pages(&self, statm: &procfs::Statm) -> u64 {
-        let sizes = statm.read().unwrap_or_default();
-        sizes.resident.0.saturating_sub(sizes.shared.0)
+        statm.read().unwrap_or_default().anonymous().0
     }
 
     /// Its agent's commands, if it has announced one.

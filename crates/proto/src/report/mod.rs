@@ -52,9 +52,12 @@ pub struct Report {
     pub wall_seconds: f64,
     /// The limit; null when there was none.
     pub memory_max_bytes: Option<u64>,
-    /// Most resident managed pages at once.
+    /// Most anonymous memory of the program at once, in memory and out of it, managed or not.
+    #[serde(default)]
+    pub memory_bytes_peak: u64,
+    /// Most of it in memory at once: managed, or before managing began.
     pub resident_bytes_peak: u64,
-    /// Most DRAM at once: resident managed pages plus what tiers held in memory.
+    /// Most DRAM at once: the same plus what tiers held in memory.
     pub dram_bytes_peak: u64,
     /// Faults served.
     pub faults: Faults,

@@ -48,9 +48,15 @@ pub struct Snapshot {
     /// evicted or moved, and the limit is not kept.
     #[serde(default)]
     pub paused: bool,
-    /// Resident managed pages now.
+    /// Anonymous memory of the program now, in memory and out of it, managed or not.
+    #[serde(default)]
+    pub memory_bytes: u64,
+    /// Most of it at once, as seen some ten times a second.
+    #[serde(default)]
+    pub memory_bytes_peak: u64,
+    /// The part of it that is in memory, without processes that have not loaded the shim.
     pub resident_bytes: u64,
-    /// Resident managed pages plus what tiers hold in memory, now.
+    /// The same plus what tiers hold in memory, now.
     pub dram_bytes: u64,
     /// Each tier now, fastest first.
     pub tiers: Vec<TierSnapshot>,

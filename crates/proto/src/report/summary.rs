@@ -11,9 +11,31 @@ const BOLD: &str = "\x1b[1m";
 const WARN: &str = "\x1b[33m";
 const OFF: &str = "\x1b[0m";
 
-/// About eight aligned lines. `color`: the caller's decision (a terminal, and `NO_COLOR` not set).
+/// Below this peak no limit is suggested.
+const SUGGESTED_FROM: Bytes = Bytes(16 << 20);
+
+/// About eight aligned lines; one if no page was managed, and none if no memory was seen. `color`:
+/// the caller's decision (a terminal, and `NO_COLOR` not set).
 pub fn human_summary(report: &Report, color: bool) -> String {
     let paint = |code: &'static str| if color { code } else { "" };
+    let head = format!(
+        "{}undercroft{} {}",
+        paint(BOLD),
+        paint(OFF),
+        command(&report.command)
+    );
+    match (report.faults.total, report.memory_bytes_peak) {
+        (0, 0) => String::new(),
+        (0, peak) => {
+            let limit = report.memory_max_bytes.map(Bytes);
+            format!("{head}: {}\n", unmanaged(Bytes(peak), limit))
+        }
+        _ => format!("{head}\n{}", lines(report, paint)),
+    }
+}
+
+/// The lines below the command.
+fn lines(report: &Report, paint: impl Fn(&'static str) -> &'static str) -> String {
     let mut text = String::new();
     let mut line = |label: &str, value: String| {
         let (dim, off) = (paint(DIM), paint(OFF));
@@ -69,12 +91,20 @@ pub fn human_summary(report: &Report, color: bool) -> String {
     for warning in warnings(report) {
         line("warning", format!("{}{warning}{}", paint(WARN), paint(OFF)));
     }
-    format!(
-        "{}undercroft{} {}\n{text}",
-        paint(BOLD),
-        paint(OFF),
-        command(&report.command)
-    )
+    text
+}
+
+/// How much memory a program took that no limit held.
+fn unmanaged(peak: Bytes, limit: Option<Bytes>) -> String {
+    match limit {
+        Some(limit) => format!("peak {peak}, within the limit of {limit}: no page had to leave"),
+        None if peak < SUGGESTED_FROM => format!("peak {peak}, without a limit"),
+        None => format!(
+            "peak {peak}, without a limit; try -m {}M, then `undercroft status --mrc` says what other \
+             limits cost",
+            peak.0.div_ceil(2 << 20)
+        ),
+    }
 }
 
 /// The command on one line; a long one is cut.
@@ -142,9 +172,10 @@ fn memory(report: &Report) -> String {
         .memory_max_bytes
         .map_or("no limit".to_owned(), |max| format!("limit {}", Bytes(max)));
     format!(
-        "{} DRAM at most ({limit}), {} of it resident at most",
+        "{} DRAM at most ({limit}), {} of it resident at most; {} with what was out",
         Bytes(report.dram_bytes_peak),
-        Bytes(report.resident_bytes_peak)
+        Bytes(report.resident_bytes_peak),
+        Bytes(report.memory_bytes_peak)
     )
 }
 

@@ -96,6 +96,7 @@ fn sample() -> Report {
         exit_status: 0,
         wall_seconds: 2.5,
         memory_max_bytes: limit(8 << 20),
+        memory_bytes_peak: stats.pages_peak.bytes().0,
         resident_bytes_peak: stats.resident_peak.bytes().0,
         dram_bytes_peak: stats.dram_peak.0,
         faults: Faults::of(&stats),
@@ -320,6 +321,36 @@ fn summary_shows_logical_stored_and_ratio_side_by_side() {
     );
     assert!(text.lines().count() <= 11, "{text}");
     assert!(human_summary(&sample(), true).contains('\x1b'));
+}
+
+#[test]
+fn summary_without_a_managed_page_is_one_line_and_suggests_a_limit() {
+    let said = |peak: u64, limit: Option<u64>| {
+        let report = Report {
+            faults: Faults::default(),
+            memory_bytes_peak: peak,
+            memory_max_bytes: limit,
+            ..sample()
+        };
+        human_summary(&report, false)
+    };
+    let begin = "undercroft redis-server --port 7001: peak ";
+    assert_eq!(
+        said(523 << 20, None),
+        format!(
+            "{begin}523.0 MiB, without a limit; try -m 262M, then `undercroft status --mrc` says what \
+             other limits cost\n"
+        )
+    );
+    assert_eq!(
+        said(3 << 20, None),
+        format!("{begin}3.0 MiB, without a limit\n")
+    );
+    assert_eq!(
+        said(523 << 20, Some(1 << 30)),
+        format!("{begin}523.0 MiB, within the limit of 1.0 GiB: no page had to leave\n")
+    );
+    assert_eq!(said(0, None), "");
 }
 
 #[test]

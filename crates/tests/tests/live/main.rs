@@ -37,3 +37,4 @@ mod takeover_limit;
 mod tiers;
 mod transparency;
 mod trees;
+mod watching;

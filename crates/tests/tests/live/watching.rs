@@ -1,0 +1,58 @@
+//! The figures that a user chooses a limit by, and how a run is found.
+
+use undercroft_tests::{Job, MIB, Running, build, one_at_a_time, turn, undercroft};
+
+/// The program fills 96 MiB and goes on for some seconds.
+fn filled(limit: &[&str]) -> Running {
+    let words = ["run"]
+        .into_iter()
+        .chain(limit.iter().copied())
+        .chain(["--"]);
+    Job::new(undercroft())
+        .args(words)
+        .args([build("touch").as_os_str()])
+        .args(["96", "--rounds", "40"])
+        .timeout(100)
+        .start()
+}
+
+#[test]
+fn memory_and_its_peak_are_known_without_a_limit_and_far_below_one() {
+    turn!(one_at_a_time, "a plain run has no figures");
+    for (limit, said) in [
+        (&[][..], "MiB, without a limit; try -m "),
+        (&["-m", "4G"], "MiB, within the limit of 4.0 GiB"),
+    ] {
+        let mut run = filled(limit);
+        let shown = run.until("96 MiB in the status", 20, |run| {
+            let shown = run.status()?;
+            (shown["memory_bytes"].as_u64()? >= 96 * MIB).then_some(shown)
+        });
+        for key in [
+            "memory_bytes",
+            "memory_bytes_peak",
+            "resident_bytes",
+            "dram_bytes",
+        ] {
+            let bytes = shown[key].as_u64().unwrap_or(0);
+            assert!((96 * MIB..112 * MIB).contains(&bytes), "{key}: {shown}");
+        }
+        let outcome = run.wait().expect(0);
+        assert!(outcome.errors.contains(said), "{outcome}");
+        assert_eq!(outcome.errors.lines().count(), 1, "{outcome}");
+    }
+}
+
+#[test]
+fn peak_of_a_program_that_swaps_is_what_it_has_in_memory_and_out_of_it() {
+    turn!(one_at_a_time, "a plain run has no report");
+    let outcome = Job::new(build("touch"))
+        .args(["96", "--rounds", "2"])
+        .limit(32 * MIB)
+        .run()
+        .expect(0);
+    let peak = outcome.number("memory_bytes_peak").unwrap_or(0.0) as u64;
+    assert!((96 * MIB..112 * MIB).contains(&peak), "{peak}: {outcome}");
+    let most = outcome.number("dram_bytes_peak").unwrap_or(0.0) as u64;
+    assert!(most < 40 * MIB, "{most}: {outcome}");
+}
