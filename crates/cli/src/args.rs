@@ -141,7 +141,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = WhenFullArg::Stay)]
     pub when_full: WhenFullArg,
 
-    /// Write a report (JSON) after the program has ended
+    /// Write a report (JSON) after the program has ended. `-` is standard output
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
 

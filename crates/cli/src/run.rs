@@ -6,7 +6,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use undercroft_base::{Bytes, TierId};
-use undercroft_proto::options::{ClientOptions, Rights, RunOptions};
+use undercroft_proto::options::{ClientOptions, ReportTo, Rights, RunOptions};
 use undercroft_tier::dram;
 use undercroft_tier::spec::TierSpec;
 
@@ -22,11 +22,8 @@ use undercroft_terminal::{Failure, status};
 pub(crate) fn options(args: RunArgs) -> Result<RunOptions, Failure> {
     preflight::check(&args.command[0])?;
     let memory_max = memory_max(&args)?;
-    if let Some(path) = &args.report {
-        check_writable(path, "report")?;
-    }
     if let Some(path) = &args.trace {
-        check_writable(path, "trace")?;
+        check_writable(path)?;
     }
     let tiers = if args.tiers.is_empty() {
         default_tiers()?
@@ -67,10 +64,7 @@ pub(crate) fn options(args: RunArgs) -> Result<RunOptions, Failure> {
     Ok(RunOptions {
         client,
         command: args.command,
-        // The keeper leaves its folder if it outlives the program.
-        report: args
-            .report
-            .map(|path| std::path::absolute(&path).unwrap_or(path)),
+        report: args.report.map(ReportTo::of),
         daemon: args.daemon,
         wait_all: args.wait_all,
     })
@@ -192,15 +186,15 @@ fn is_memory(directory: &Path) -> bool {
     dram::holds_path(directory).unwrap_or(true)
 }
 
-/// The report (or the trace) must not fail after hours of running. So its directory is tried now,
-/// without touching an older file.
-fn check_writable(path: &Path, what: &str) -> Result<(), Failure> {
+/// The trace must not fail once the program runs. So its directory is tried now, without touching
+/// an older file.
+fn check_writable(path: &Path) -> Result<(), Failure> {
     let refuse = |why: String| {
         Failure::new(
             status::RUN_FAILED,
-            format!("cannot write the {what} {}", path.display()),
+            format!("cannot write the trace {}", path.display()),
             why,
-            format!("choose another --{what} FILE, or make its directory writable"),
+            "choose another --trace FILE, or make its directory writable",
         )
     };
     let existed = path.symlink_metadata().is_ok();
@@ -250,14 +244,14 @@ mod tests {
     }
 
     #[test]
-    fn report_check_leaves_nothing_and_keeps_what_is_there() {
+    fn trace_check_leaves_nothing_and_keeps_what_is_there() {
         let here = tempfile::tempdir().expect("a temporary directory");
-        let path = here.path().join("run.json");
-        assert_eq!(check_writable(&path, "report"), Ok(()));
+        let path = here.path().join("run.uct");
+        assert_eq!(check_writable(&path), Ok(()));
         assert!(!path.exists());
         fs::write(&path, "old").expect("write");
-        assert_eq!(check_writable(&path, "report"), Ok(()));
+        assert_eq!(check_writable(&path), Ok(()));
         assert_eq!(fs::read_to_string(&path).expect("read"), "old");
-        assert!(check_writable(&here.path().join("none/run.json"), "report").is_err());
+        assert!(check_writable(&here.path().join("none/run.uct")).is_err());
     }
 }

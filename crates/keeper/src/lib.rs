@@ -32,6 +32,7 @@ use undercroft_tier::open::{OpenError, OpenTier};
 use undercroft_tier::profile;
 use undercroft_wire::protocol::SOCKET_VARIABLE;
 
+mod delivery;
 mod estate;
 mod front;
 pub mod held;
@@ -46,6 +47,7 @@ mod succession;
 pub mod upgrade;
 mod voice;
 
+use delivery::{Delivery, NoReport};
 use estate::Estate;
 use front::{Line, Side, Word};
 use held::{Held, HeldError, Waiting};
@@ -154,6 +156,7 @@ fn keep(options: &RunOptions, given: Given, signals: Signals, line: Line) -> End
         quiet: options.client.quiet,
         wait_all: options.wait_all,
         started: Instant::now(),
+        began_unix: 0.0,
     };
     let ended = try_run(options, given, &mut outside, &mut voice);
     let status = ended.unwrap_or_else(|error| match error {
@@ -199,6 +202,8 @@ enum RunError {
     Place(#[from] PlaceError),
     #[error(transparent)]
     Tier(#[from] OpenError),
+    #[error(transparent)]
+    Report(#[from] NoReport),
     /// The manager says why it cannot serve.
     #[error("{0} (`undercroft doctor` tells what is missing)")]
     CannotServe(String),
@@ -293,6 +298,7 @@ fn try_run(
     voice: &mut Voice,
 ) -> Result<End, RunError> {
     process::become_subreaper()?;
+    let delivery = options.report.as_ref().map(Delivery::open).transpose()?;
     let dir = RunDir::create()?;
     let (options, mut held, mut early) = ask_daemon(options, &outside.signals, voice)?;
     let options = &options;
@@ -304,7 +310,7 @@ fn try_run(
         manager.end(voice);
         return Err(why.into());
     }
-    outside.started = Instant::now();
+    outside.begin();
     early.extend(std::iter::from_fn(|| outside.signals.next()));
     if outside.line.is_cut() {
         // A signal has ended the front before there was a program to end.
@@ -342,7 +348,8 @@ fn try_run(
         match finish(&mut manager, end.code(), wall, voice) {
             Finished::Report(mut report) => {
                 report.takeovers = succession.summary();
-                deliver(options, &report, voice);
+                complete(&mut report, &program, exit, outside);
+                deliver(delivery, options, &report, voice);
                 return Ok(end);
             }
             Finished::Silent => {
@@ -710,18 +717,17 @@ fn ask_for_report(manager: &mut Manager, request: &Request, deadline: Instant) -
     }
 }
 
+/// Adds to the report what the manager does not know.
+fn complete(report: &mut Report, program: &Child, exit: ExitStatus, outside: &Outside) {
+    report.pid = program.id();
+    report.signal = exit.signal();
+    report.started_unix_seconds = outside.began_unix;
+}
+
 /// Writes the report and prints the summary, as far as the user wants them.
-fn deliver(options: &RunOptions, report: &Report, voice: &mut Voice) {
-    if let Some(path) = &options.report {
-        let written = serde_json::to_vec_pretty(report)
-            .map_err(io::Error::from)
-            .and_then(|bytes| std::fs::write(path, bytes));
-        if let Err(error) = written {
-            voice.say(&format!(
-                "the report could not be written to {}: {error}",
-                path.display()
-            ));
-        }
+fn deliver(to: Option<Delivery>, options: &RunOptions, report: &Report, voice: &mut Voice) {
+    if let Some(Err(error)) = to.map(|to| to.deliver(report)) {
+        voice.say(&error.to_string());
     }
     if !options.client.quiet {
         voice.print(human_summary(report, uses_color()));

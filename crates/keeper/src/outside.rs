@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 use std::process::{Child, ExitStatus};
-use std::time::Instant;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use undercroft_proto::messages::Request;
 use undercroft_proto::report::human_summary;
@@ -24,6 +24,17 @@ pub(super) struct Outside {
     pub(super) wait_all: bool,
     /// When the program was started.
     pub(super) started: Instant,
+    /// The same, in seconds since 1970.
+    pub(super) began_unix: f64,
+}
+
+impl Outside {
+    /// The program starts now.
+    pub(super) fn begin(&mut self) {
+        self.started = Instant::now();
+        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH);
+        self.began_unix = since_1970.unwrap_or_default().as_secs_f64();
+    }
 }
 
 /// The program has ended, and others go on: `run` ends now, and the keeper stays with them.

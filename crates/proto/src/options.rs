@@ -174,6 +174,27 @@ fn device(tier: &TierSpec) -> Option<u64> {
     Some(if is_device { there.rdev() } else { there.dev() })
 }
 
+/// Where a report goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ReportTo {
+    /// Standard output, behind what the program writes.
+    Output,
+    /// A file: an absolute path, because the keeper leaves its folder if it outlives the program.
+    File(PathBuf),
+}
+
+impl ReportTo {
+    /// The place that a user names. `-` is standard output, and so are the kernel's names of it.
+    pub fn of(path: PathBuf) -> ReportTo {
+        const OUTPUT: [&str; 4] = ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"];
+        if OUTPUT.iter().any(|name| path.as_os_str() == *name) {
+            ReportTo::Output
+        } else {
+            ReportTo::File(std::path::absolute(&path).unwrap_or(path))
+        }
+    }
+}
+
 /// Options of one `undercroft run`.
 #[derive(Clone, Debug)]
 pub struct RunOptions {
@@ -182,7 +203,7 @@ pub struct RunOptions {
     /// Program and arguments; never empty.
     pub command: Vec<std::ffi::OsString>,
     /// Where to write the report.
-    pub report: Option<PathBuf>,
+    pub report: Option<ReportTo>,
     /// The class to ask the daemon for; `None`: no daemon is asked.
     pub daemon: Option<String>,
     /// Wait until everything that the program started has ended, too.

@@ -483,6 +483,10 @@ impl Control {
             kernel: kernel_release(),
             command: self.launch.command.words.clone(),
             exit_status,
+            // The keeper knows these three.
+            signal: None,
+            pid: 0,
+            started_unix_seconds: 0.0,
             wall_seconds: wall.seconds(),
             memory_max_bytes: limit(shared.gauges.memory_max().0),
             memory_bytes_peak: footprint.note(stats.pages_peak.bytes()).0,

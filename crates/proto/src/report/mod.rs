@@ -48,6 +48,15 @@ pub struct Report {
     pub command: Vec<String>,
     /// Status that `undercroft run` exits with: the child's status, or 128 + signal.
     pub exit_status: i32,
+    /// The signal that ended the program; null if none did.
+    #[serde(default)]
+    pub signal: Option<i32>,
+    /// Process id that the program had.
+    #[serde(default)]
+    pub pid: u32,
+    /// When the program started, in seconds since 1970.
+    #[serde(default)]
+    pub started_unix_seconds: f64,
     /// Start of the program to its end.
     pub wall_seconds: f64,
     /// The limit; null when there was none.

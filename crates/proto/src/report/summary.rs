@@ -44,9 +44,12 @@ fn lines(report: &Report, paint: impl Fn(&'static str) -> &'static str) -> Strin
     line(
         "time",
         format!(
-            "{}, exit status {}",
+            "{}, {}",
             seconds(report.wall_seconds),
-            report.exit_status
+            match report.signal {
+                Some(number) => format!("ended by signal {number}"),
+                None => format!("exit status {}", report.exit_status),
+            }
         ),
     );
     line("faults", faults(report));

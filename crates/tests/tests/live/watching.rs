@@ -1,6 +1,6 @@
 //! The figures that a user chooses a limit by, and how a run is found.
 
-use undercroft_tests::{Job, MIB, Running, build, one_at_a_time, turn, undercroft};
+use undercroft_tests::{Job, MIB, Running, beside_others, build, one_at_a_time, turn, undercroft};
 
 /// The program fills 96 MiB and goes on for some seconds.
 fn filled(limit: &[&str]) -> Running {
@@ -55,4 +55,34 @@ fn peak_of_a_program_that_swaps_is_what_it_has_in_memory_and_out_of_it() {
     assert!((96 * MIB..112 * MIB).contains(&peak), "{peak}: {outcome}");
     let most = outcome.number("dram_bytes_peak").unwrap_or(0.0) as u64;
     assert!(most < 40 * MIB, "{most}: {outcome}");
+}
+
+/// The report comes behind the program's own output, through a file and through a pipe.
+#[test]
+fn report_on_standard_output_comes_behind_the_programs() {
+    turn!(beside_others, "a plain run has no report");
+    for to in ["-", "/dev/stdout"] {
+        let outcome = Job::new(undercroft())
+            .args([
+                "run",
+                "-q",
+                "--report",
+                to,
+                "--",
+                "sh",
+                "-c",
+                "echo out; kill -9 $$",
+            ])
+            .run()
+            .expect(137);
+        let text = outcome.text();
+        let report = text.strip_prefix("out\n").expect("the program's output");
+        let report: serde_json::Value = serde_json::from_str(report).expect("a report");
+        assert_eq!(report["signal"], 9, "{outcome}");
+        assert!(report["pid"].as_u64() > Some(1), "{outcome}");
+        assert!(
+            report["started_unix_seconds"].as_f64() > Some(1.7e9),
+            "{outcome}"
+        );
+    }
 }
