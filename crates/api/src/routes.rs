@@ -270,6 +270,11 @@ fn set(request: &Request, shared: &Shared, client: &Snapshot) -> Answer {
         Err(refusal) => return refusal,
     };
     match change_of(&body) {
+        Ok(Change::MemoryMax(_)) if client.class.is_some() => {
+            let why = client.limit_is_kept_by().unwrap_or_default();
+            let fix = "change memory_max of the class in the daemon's configuration";
+            Answer::error(409, "the run refuses the change", &why, fix)
+        }
         Ok(change) => carry_out(shared, client.pid, change),
         Err(why) => {
             let fix = "send for example {\"latency\": \"p99=300us\"} or {\"memory-max\": \"512M\"}";

@@ -195,6 +195,8 @@ fn requests_that_cannot_be_answered_have_their_status_and_say_what_why_and_fix()
         (of("POST", &client, "{\"latency\":\"fast\"}"), 422),
         (of("POST", &client, "{\"latency\":7}"), 422),
         (of("POST", &client, "{\"memory-max\":\"much\"}"), 422),
+        // The daemon gives this one its memory.
+        (of("POST", &client, "{\"memory-max\":\"512M\"}"), 409),
         (of("POST", &client, "{\"stall-max\":\"300%\"}"), 422),
         (
             of("POST", &client, "{\"latency\":null,\"stall-max\":null}"),
@@ -231,6 +233,7 @@ fn requests_that_cannot_be_answered_have_their_status_and_say_what_why_and_fix()
         200
     );
     assert_eq!(of("POST", &client, "{\"latency\":null}").status, 200);
+    let client = format!("/v1/clients/{}", clients()[1].pid);
     for body in [
         "{\"memory-max\":\"512M\"}",
         "{\"memory-max\":\"max\"}",

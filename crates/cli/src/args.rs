@@ -248,7 +248,8 @@ pub(crate) struct JsonArgs {
 /// `undercroft status`.
 #[derive(Debug, Args)]
 pub(crate) struct StatusArgs {
-    /// The run with this process id alone: the first number that `status` prints of it
+    /// The run of this process alone: the keeper, whose id `status` prints first, or any process of
+    /// the program
     #[arg(value_name = "PID")]
     pub pid: Option<u32>,
 

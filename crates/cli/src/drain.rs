@@ -71,10 +71,15 @@ enum Verb {
 
 /// `undercroft tiers drain`, `remove` and `add`.
 pub(crate) fn change(command: &TiersChange) -> Result<u8, Failure> {
-    let (at, pid, json) = match command {
-        TiersChange::Drain { pid, tier, json } => (empty(*pid, tier, Verb::Drain)?, *pid, *json),
-        TiersChange::Remove { pid, tier, json } => (empty(*pid, tier, Verb::Remove)?, *pid, *json),
-        TiersChange::Add { pid, tier, json } => (Some(add(*pid, tier)?), *pid, *json),
+    let (pid, json) = match command {
+        TiersChange::Drain { pid, json, .. }
+        | TiersChange::Remove { pid, json, .. }
+        | TiersChange::Add { pid, json, .. } => (live::run_of(*pid)?.pid, *json),
+    };
+    let at = match command {
+        TiersChange::Drain { tier, .. } => empty(pid, tier, Verb::Drain)?,
+        TiersChange::Remove { tier, .. } => empty(pid, tier, Verb::Remove)?,
+        TiersChange::Add { tier, .. } => Some(add(pid, tier)?),
     };
     let found = at.and_then(|at| Some((at, snapshot_of(pid).ok()??)));
     let Some((at, snapshot)) = found.filter(|(at, found)| *at < found.tiers.len()) else {

@@ -52,6 +52,13 @@ pub(crate) fn snapshots() -> Result<Vec<Snapshot>, Failure> {
     Ok(keeper::status::snapshots())
 }
 
+/// The run that process `pid` belongs to.
+pub(crate) fn run_of(pid: u32) -> Result<Snapshot, Failure> {
+    let runs = snapshots()?;
+    let run = keeper::status::run_of(&runs, pid);
+    run.cloned().ok_or_else(|| no_run(pid))
+}
+
 /// Has run `pid` do something. `None`: it does not answer.
 pub(crate) fn ask(pid: u32, what: Ask) -> Option<Answered> {
     keeper::status::ask(pid, what)
@@ -71,7 +78,7 @@ pub(crate) fn upgrade(pid: u32, binary: &OwnedFd, news: impl FnMut(&Told)) -> Op
 pub(crate) fn no_run(pid: u32) -> Failure {
     Failure::new(
         code::FAILED,
-        format!("no run has process id {pid}"),
+        format!("process {pid} belongs to no run"),
         "it has ended, or belongs to another user, or to another UNDERCROFT_DIR",
         "`undercroft status` lists the runs",
     )

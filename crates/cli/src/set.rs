@@ -48,10 +48,17 @@ pub(crate) fn change(text: &str) -> Result<Change, String> {
     }
 }
 
-/// Changes an option of run `pid`.
+/// Changes an option of the run of process `pid`.
 pub(crate) fn set(pid: u32, change: Change) -> Result<u8, Failure> {
-    if !live::snapshots()?.iter().any(|run| run.is_of(pid)) {
-        return Err(live::no_run(pid));
+    let run = live::run_of(pid)?;
+    let pid = run.pid;
+    if let (Change::MemoryMax(_), Some(why)) = (change, run.limit_is_kept_by()) {
+        return Err(Failure::new(
+            status::FAILED,
+            format!("the limit of run {pid} is not changed"),
+            why,
+            "change memory_max of the class in the daemon's configuration, and send the daemon SIGHUP",
+        ));
     }
     match change {
         Change::Latency(bound) => set_latency(pid, bound),

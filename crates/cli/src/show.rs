@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 use undercroft_base::{Bytes, Nanos};
+use undercroft_keeper::status::run_of;
 use undercroft_proto::report::{SCHEMA_VERSION, Snapshot, bound_summary};
 
 use crate::{curve, live};
@@ -21,7 +22,7 @@ pub(crate) enum StatusForm {
     Json,
 }
 
-/// `undercroft status`, of the run `pid` alone if there is one.
+/// `undercroft status`, or that of the run of process `pid` alone.
 pub(crate) fn status(
     snapshots: &[Snapshot],
     pid: Option<u32>,
@@ -32,11 +33,10 @@ pub(crate) fn status(
         schema_version: u32,
         clients: Vec<&'a Snapshot>,
     }
-    let wanted = |snapshot: &Snapshot| pid.is_none_or(|pid| snapshot.is_of(pid));
-    let snapshots: Vec<_> = snapshots.iter().filter(|of| wanted(of)).collect();
-    if let (Some(pid), true) = (pid, snapshots.is_empty()) {
-        return Err(live::no_run(pid));
-    }
+    let snapshots: Vec<_> = match pid {
+        Some(pid) => vec![run_of(snapshots, pid).ok_or_else(|| live::no_run(pid))?],
+        None => snapshots.iter().collect(),
+    };
     if form == StatusForm::Json {
         json(&Status {
             schema_version: SCHEMA_VERSION,

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 use undercroft_base::{Bytes, Nanos};
+use undercroft_keeper::status::run_of;
 use undercroft_proto::report::{SCHEMA_VERSION, Slabs, Snapshot, TierSnapshot, command_line};
 
 use crate::{drain, live, measure, show};
@@ -42,11 +43,13 @@ impl<'a> Client<'a> {
 /// Errors: there is no such run.
 pub(crate) fn print(pid: Option<u32>, as_json: bool) -> Result<u8, Failure> {
     let snapshots = live::snapshots()?;
-    let wanted = |of: &&Snapshot| pid.is_none_or(|pid| of.is_of(pid));
-    let clients: Vec<Client<'_>> = snapshots.iter().filter(wanted).map(Client::of).collect();
-    if let (Some(pid), true) = (pid, clients.is_empty()) {
-        return Err(live::no_run(pid));
-    }
+    let clients: Vec<Client<'_>> = match pid {
+        Some(pid) => {
+            let run = run_of(&snapshots, pid).ok_or_else(|| live::no_run(pid))?;
+            vec![Client::of(run)]
+        }
+        None => snapshots.iter().map(Client::of).collect(),
+    };
     if as_json {
         let schema_version = SCHEMA_VERSION;
         show::json(&Shown {

@@ -59,14 +59,15 @@ pub(crate) fn upgrade(args: &UpgradeArgs) -> Result<u8, Failure> {
             "give the path of an undercroft binary",
         )
     })?;
-    let running: Vec<u32> = live::snapshots()?.iter().map(|run| run.pid).collect();
-    if let Some(pid) = args.pids.iter().find(|pid| !running.contains(pid)) {
-        return Err(live::no_run(*pid));
+    let mut wanted = Vec::new();
+    for pid in &args.pids {
+        let run = live::run_of(*pid)?.pid;
+        if !wanted.contains(&run) {
+            wanted.push(run);
+        }
     }
-    let mut wanted = args.pids.clone();
-    wanted.dedup();
-    if wanted.is_empty() {
-        wanted = running;
+    if args.pids.is_empty() {
+        wanted = live::snapshots()?.iter().map(|run| run.pid).collect();
     }
     let mut runs = Vec::new();
     for pid in wanted {

@@ -243,16 +243,33 @@ pub fn directory() -> Result<(PathBuf, OwnedFd), PlaceError> {
     Err(PlaceError::NoneFits(unfit))
 }
 
-/// Directories in which runs of this user may be found now.
+/// Whether the loader takes files from there.
+fn is_loadable(path: &Path) -> bool {
+    let noexec = |path: &Path| {
+        let mounted = rustix::fs::statvfs(path);
+        mounted.is_ok_and(|of| of.f_flag.contains(StatVfsMountFlags::NOEXEC))
+    };
+    check_loadable(path).is_ok() && !noexec(path)
+}
+
+/// Directories in which runs of this user may be found now: the user's choice alone, if there is
+/// one that runs can use.
 pub(crate) fn bases() -> Vec<PathBuf> {
     let now = Surroundings::now();
     let mut found: Vec<PathBuf> = Vec::new();
     for candidate in now.candidates() {
-        let Ok(path) = place_of(&candidate, now.user) else {
-            continue;
-        };
-        if path.is_dir() && check(&path, now.user).is_ok() && !found.contains(&path) {
+        let path = place_of(&candidate, now.user);
+        // Runs go elsewhere only if their files cannot be loaded from the user's choice.
+        let alone = candidate.chosen && path.as_ref().is_ok_and(|path| is_loadable(path));
+        if let Ok(path) = path
+            && path.is_dir()
+            && check(&path, now.user).is_ok()
+            && !found.contains(&path)
+        {
             found.push(path);
+        }
+        if alone {
+            break;
         }
     }
     found

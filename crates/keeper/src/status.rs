@@ -14,7 +14,7 @@ use undercroft_proto::report::Snapshot;
 
 use serde::de::DeserializeOwned;
 
-use undercroft_sys::procfs::read_maps;
+use undercroft_sys::procfs::{read_maps, status_number};
 
 use crate::place::{SHIM_NAME, STATUS_SOCKET, bases, is_run};
 
@@ -44,6 +44,21 @@ pub fn snapshots() -> Vec<Snapshot> {
     let mut found: Vec<Snapshot> = answers.collect();
     found.sort_by_key(|snapshot| snapshot.pid);
     found
+}
+
+/// Most ancestors of a process that are looked at.
+const ANCESTORS_MAX: usize = 256;
+
+/// The run that a process belongs to: any of the program, or of ours. Of a run inside a run it is
+/// the inner one. `None`: it belongs to none of them.
+pub fn run_of(runs: &[Snapshot], pid: u32) -> Option<&Snapshot> {
+    let parent = |pid: &u32| {
+        let parent = status_number(*pid, "PPid")?;
+        u32::try_from(parent).ok().filter(|parent| *parent > 0)
+    };
+    let line = std::iter::successors(Some(pid), parent).take(ANCESTORS_MAX);
+    line.into_iter()
+        .find_map(|pid| runs.iter().find(|run| run.is_of(pid)))
 }
 
 /// The status of one run. `None`: it gives none in time, or one that is none.

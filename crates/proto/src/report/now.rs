@@ -109,10 +109,18 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Whether a user means this run by a process id: the keeper's, that of `undercroft run`, or
-    /// the program's.
+    /// Whether a process id is one of this run that it names: the keeper's, that of `undercroft
+    /// run`, or the program's.
     pub fn is_of(&self, pid: u32) -> bool {
         self.pid == pid || self.run_pid == Some(pid) || (pid != 0 && self.client_pid == pid)
+    }
+
+    /// Why a user cannot change the limit of this run; `None`: a user can.
+    pub fn limit_is_kept_by(&self) -> Option<String> {
+        let class = self.class.as_ref()?;
+        Some(format!(
+            "the daemon gives it memory, as one of class {class}, and would change the limit back"
+        ))
     }
 
     /// The command on one line, for people.

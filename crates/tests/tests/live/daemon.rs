@@ -567,6 +567,13 @@ fn the_directory_of_a_killed_keeper_is_removed_by_the_daemon() {
     run.until("a grant", 60, |run| daemon.limit_of(run));
     let own = daemon.folder.path().join(format!("run-{}", run.keeper()));
     assert!(own.is_dir());
+    // The daemon would change the limit back.
+    let set = Job::new(undercroft())
+        .args(["set", &run.keeper().to_string(), "memory-max=64M"])
+        .env("UNDERCROFT_DIR", daemon.folder.path())
+        .run()
+        .expect(1);
+    assert!(set.errors.contains("memory_max of the class"), "{set}");
     let keeper = rustix::process::Pid::from_raw(run.keeper()).expect("an id");
     rustix::process::kill_process(keeper, rustix::process::Signal::KILL).expect("it lives");
     let began = Instant::now();

@@ -1,6 +1,6 @@
 //! The figures that a user chooses a limit by, and how a run is found.
 
-use undercroft_tests::{Job, MIB, Running, beside_others, build, one_at_a_time, turn, undercroft};
+use undercroft_tests::{Job, MIB, Running, build, turn, undercroft};
 
 /// The program fills 96 MiB and goes on for some seconds.
 fn filled(limit: &[&str]) -> Running {
@@ -85,4 +85,49 @@ fn report_on_standard_output_comes_behind_the_programs() {
             "{outcome}"
         );
     }
+}
+
+/// A child of the program names the run, and a folder of its own hides a run from the others.
+#[test]
+fn run_is_found_by_any_of_its_processes_and_only_where_it_is() {
+    turn!(beside_others, "a plain run cannot be found");
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let mut run = Job::new("sh")
+        .args(["-c", "sleep 60 & echo $!; wait"])
+        .env("UNDERCROFT_DIR", folder.path())
+        .options::<&str>([])
+        .start();
+    let child = run.until("the child", 20, |run| {
+        let text = std::fs::read_to_string(run.scratch().join("output")).ok()?;
+        text.trim().parse::<i32>().ok()
+    });
+    let keeper = run.keeper().to_string();
+    let said = |words: &[&str], there: bool| {
+        let job = Job::new(undercroft()).args(words);
+        if there {
+            job.env("UNDERCROFT_DIR", folder.path()).run()
+        } else {
+            job.run()
+        }
+    };
+    let child = child.to_string();
+    let shown = said(&["status", &child], true).expect(0);
+    assert!(shown.text().starts_with(&keeper), "{shown}");
+    let set = said(&["set", &child, "memory-max=64M"], true).expect(0);
+    assert!(
+        set.text()
+            .contains(&format!("Run {keeper} keeps to 64.0 MiB")),
+        "{set}"
+    );
+    said(&["status", &child], false).expect(1);
+    // Others are not seen from there, and `upgrade` touches what `status` shows.
+    let other = Job::new("sleep").args(["60"]).options::<&str>([]).start();
+    let (there, all) = (
+        said(&["status"], true).expect(0),
+        other.keeper().to_string(),
+    );
+    assert!(!there.text().contains(&all), "{there}");
+    let upgraded = said(&["upgrade", "--json"], true).expect(0);
+    assert!(upgraded.text().contains(&keeper), "{upgraded}");
+    assert!(!upgraded.text().contains(&all), "{upgraded}");
 }
