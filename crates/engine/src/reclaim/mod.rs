@@ -220,13 +220,14 @@ impl Reclaimer {
             self.phase = Phase::Works;
             return;
         }
-        // Another batch has said so, or found no page to choose beside one that no tier takes.
-        if !(self.phase == Phase::Works || self.phase == Phase::Pauses && ended.refused) {
+        // A rest has begun since it was chosen.
+        if !matches!(self.phase, Phase::Works | Phase::Pauses) {
             return;
         }
         if !ended.refused {
             // No page left, and not for lack of room below. A fork is in progress, or the pages are
-            // pinned, or all were just touched.
+            // pinned, or all were just touched. The last batch in flight lends: another may free
+            // some, and of several that free none each would wait for the others.
             if !ended.answer_due && self.batches == 0 && !loan::is_unused(engine) {
                 let limit = engine.books().limit().pages_floor();
                 self.loan.grow(time, limit.0, engine.table.large());

@@ -310,6 +310,34 @@ fn a_batch_without_a_page_beside_one_that_no_tier_takes_changes_nothing() {
     assert_eq!(client.step(), Step::Full(Nanos(MS)));
 }
 
+/// Batches in flight that bring nothing do not wait for each other: the last one lends. Where a fork
+/// child shares all pages with its parent, none leaves before the child has its first page.
+#[test]
+fn batches_that_all_bring_nothing_lend_as_one_does() {
+    for batches in 1..=3 {
+        let mut client = Client::new(batches);
+        client.fill(-600);
+        client.engine.faults().set_over_limit(PageCount(600));
+        let mut before = 600;
+        for _ in 0..3 {
+            let all = client.steps(batches);
+            assert!(all.iter().all(|step| *step == all[0]), "{all:?}");
+            let Step::Choose(asked) = all[0] else {
+                panic!("{all:?}")
+            };
+            for _ in 0..batches {
+                assert_eq!(client.allowed(), before, "another may bring room");
+                client.ended(asked, 0, false);
+            }
+            assert_eq!(client.allowed(), before + 16);
+            assert_eq!(client.step(), rest(1));
+            before = client.allowed();
+            client.fill(-(before as i64));
+            client.wait(MS);
+        }
+    }
+}
+
 #[test]
 fn a_trial_is_alone_and_a_late_success_ends_the_rest() {
     let mut client = Client::new(3);
