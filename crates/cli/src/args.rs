@@ -9,6 +9,7 @@ use clap::builder::styling::{AnsiColor, Styles};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use undercroft_api::Listen;
 use undercroft_base::{Bytes, Price};
+use undercroft_daemon::LogFormat;
 use undercroft_policy::place::PlacementName;
 use undercroft_policy::prefetch::PrefetchName;
 use undercroft_policy::reclaim::ReclaimName;
@@ -305,9 +306,31 @@ pub(crate) struct DaemonArgs {
     #[arg(long, value_name = "FILE", default_value = "/etc/undercroft.toml")]
     pub config: PathBuf,
 
+    /// Form of the log on standard error: who is admitted, refused, given another limit, or gone
+    #[arg(long, value_enum, value_name = "FORM", default_value_t = Log::Text)]
+    pub log: Log,
+
     /// The command to a running daemon, if any.
     #[command(subcommand)]
     pub command: Option<DaemonCommand>,
+}
+
+/// `--log`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Log {
+    /// Sentences
+    Text,
+    /// An object a line
+    Json,
+}
+
+impl From<Log> for LogFormat {
+    fn from(log: Log) -> LogFormat {
+        match log {
+            Log::Text => LogFormat::Text,
+            Log::Json => LogFormat::Json,
+        }
+    }
 }
 
 /// Commands of `undercroft daemon`.

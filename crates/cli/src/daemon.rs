@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use signal_hook::consts::SIGHUP;
 
 use undercroft_base::Bytes;
-use undercroft_daemon::{Config, ConfigError, ServeError};
+use undercroft_daemon::{Config, ConfigError, LogFormat, ServeError};
 use undercroft_keeper::held;
 use undercroft_proto::grant::{DaemonStatus, MemberLatency, MemberStatus};
 
@@ -20,7 +20,7 @@ use undercroft_terminal::{Failure, status};
 /// Serves until SIGINT or SIGTERM, or does what the subcommand says.
 pub(crate) fn daemon(args: DaemonArgs) -> Result<u8, Failure> {
     match args.command {
-        None => serve_runs(&args.config),
+        None => serve_runs(&args.config, args.log.into()),
         Some(DaemonCommand::Check { config }) => check(&config),
         Some(DaemonCommand::Status(args)) => show_status(args.json),
     }
@@ -43,7 +43,7 @@ fn read(path: &Path) -> Result<Config, Failure> {
     })
 }
 
-fn serve_runs(path: &Path) -> Result<u8, Failure> {
+fn serve_runs(path: &Path, log: LogFormat) -> Result<u8, Failure> {
     let config = read(path)?;
     let failed = |why: String| {
         Failure::new(
@@ -66,7 +66,7 @@ fn serve_runs(path: &Path) -> Result<u8, Failure> {
         (&ended).read_exact(&mut [0]).ok()?;
         Some(new)
     };
-    undercroft_daemon::serve(config, &ended, next, ready)
+    undercroft_daemon::serve(config, log, &ended, next, ready)
         .map_err(|error: ServeError| failed(error.to_string()))?;
     Ok(0)
 }

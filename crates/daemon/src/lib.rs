@@ -8,6 +8,7 @@
 //! - `bounds.rs`: the latency bounds of all clients, kept by one control.
 //! - `config.rs`: the configuration file and its drop-ins.
 //! - `devices.rs`: the emulated devices that clients share.
+//! - `journal.rs`: the log of who was admitted, refused, given another limit, or gone.
 //! - `load.rs`: whether the devices can serve one more run.
 //! - `member.rs`: one client that was admitted.
 //! - `members.rs`: who has what, and what is to be said to whom. It sees messages and times, and
@@ -19,6 +20,7 @@
 mod bounds;
 pub mod config;
 mod devices;
+mod journal;
 mod load;
 mod member;
 mod members;
@@ -27,4 +29,5 @@ mod storage;
 mod store;
 
 pub use config::{Config, ConfigError};
+pub use journal::LogFormat;
 pub use server::{ServeError, serve};

@@ -125,6 +125,11 @@ impl Members {
         &self.config.tiers
     }
 
+    /// The clients that were admitted, by connection.
+    pub(crate) fn all(&self) -> impl Iterator<Item = (u64, &Member)> {
+        self.members.iter().map(|(id, member)| (*id, member))
+    }
+
     /// Takes what is to be said since the last call.
     pub(crate) fn said(&mut self) -> Vec<(u64, Said)> {
         std::mem::take(&mut self.said)

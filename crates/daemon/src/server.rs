@@ -2,7 +2,7 @@
 //! prolong.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -21,6 +21,7 @@ use undercroft_sys::inherit;
 
 use crate::config::Config;
 use crate::devices::Devices;
+use crate::journal::{Event, Journal, LogFormat, RunName};
 use crate::members::{Members, Said};
 
 /// The file whose lock says that a daemon runs.
@@ -88,10 +89,12 @@ pub enum ServeError {
 ///
 /// Another configuration is as another daemon: clients connect again and claim what they have.
 ///
+/// * `log`: how the log is written.
 /// * `next`: takes what was written to `ended`, and gives the configuration from then on.
 /// * `ready`: called with the socket's path and the memory once clients can connect.
 pub fn serve(
     config: Config,
+    log: LogFormat,
     ended: &impl AsFd,
     mut next: impl FnMut() -> Option<Config>,
     ready: impl Fn(&Path, Bytes),
@@ -118,7 +121,7 @@ pub fn serve(
     while let Some(now) = config.take() {
         ready(&path, now.memory);
         devices.keep_only(&now.tiers);
-        let mut server = Server::new(now, expected, devices);
+        let mut server = Server::new(now, expected, devices, log);
         let _ = sd_notify::notify(&[NotifyState::Ready]);
         outcome = server.run(&listener, ended, || remove_leftovers(&place, &base));
         expected = server.members.pids();
@@ -210,6 +213,8 @@ struct Peer {
     since: Instant,
     /// Whether it has said who it is.
     is_client: bool,
+    /// The class and the command that it has said, for the log.
+    says: (String, String),
     /// Whether it is ended once everything is sent.
     is_last: bool,
 }
@@ -220,6 +225,7 @@ struct Server {
     peers: BTreeMap<u64, Peer>,
     next: u64,
     begun: Instant,
+    journal: Journal,
     user: u32,
     /// A client has gone at this time.
     gone: Option<Instant>,
@@ -227,8 +233,13 @@ struct Server {
 
 impl Server {
     /// * `expected`: keepers that have memory already.
-    fn new(config: Config, expected: BTreeSet<u32>, devices: Devices) -> Server {
+    fn new(config: Config, expected: BTreeSet<u32>, devices: Devices, log: LogFormat) -> Server {
+        let journal = Journal::new(log);
+        journal.write(&Event::Serves {
+            memory_bytes: config.memory.0,
+        });
         Server {
+            journal,
             members: Members::new(config, expected),
             devices,
             peers: BTreeMap::new(),
@@ -266,7 +277,9 @@ impl Server {
             if calls {
                 self.answer_calls(listener);
             }
-            self.members.tick(self.begun.elapsed());
+            let now = self.begun.elapsed();
+            self.members.tick(now);
+            self.journal.follow(self.members.all(), now);
             self.speak();
             self.end_silent();
             if let Some(gone) = self.gone {
@@ -332,6 +345,7 @@ impl Server {
                     .unwrap_or(0),
                 since: Instant::now(),
                 is_client: false,
+                says: (String::new(), String::new()),
                 is_last: false,
             };
             self.peers.insert(self.next, peer);
@@ -375,6 +389,7 @@ impl Server {
         match message {
             ToDaemon::Hello(hello) => {
                 peer.is_client = true;
+                peer.says = (hello.class.clone(), hello.command.clone());
                 let pid = peer.pid;
                 let brought = std::mem::take(&mut peer.brought);
                 if let Some(claim) = &hello.claim {
@@ -388,6 +403,10 @@ impl Server {
             ToDaemon::Fills(storage) => self.members.fills(id, &storage),
             ToDaemon::Quotas(storage) => self.members.kept_quotas(id, &storage),
             ToDaemon::Kept { memory, refused } => {
+                if let Some(why) = &refused {
+                    let pid = peer.pid;
+                    self.journal.write(&Event::LimitRefused { pid, why });
+                }
                 self.members.kept(id, memory, refused.as_deref());
             }
             ToDaemon::Status => {
@@ -412,6 +431,11 @@ impl Server {
                 }
                 Said::Message(message) => peer.out.extend(line(&message)),
                 Said::Last(message) => {
+                    if let ToKeeper::Refused(refusal) = &message {
+                        let run = RunName::new(peer.pid, &peer.says.0, &peer.says.1);
+                        let why = &refusal.why;
+                        self.journal.write(&Event::Refused { run, why });
+                    }
                     peer.out.extend(line(&message));
                     peer.is_last = true;
                 }
@@ -457,12 +481,8 @@ impl Server {
         if let Some(peer) = peer
             && !why.is_empty()
         {
-            // A closed standard error is no reason to fail.
-            let _ = writeln!(
-                io::stderr(),
-                "undercroft: process {} is not served any more: {why}",
-                peer.pid
-            );
+            let pid = peer.pid;
+            self.journal.write(&Event::Ended { pid, why });
         }
         self.members.gone(id);
     }

@@ -310,8 +310,8 @@ fn a_batch_without_a_page_beside_one_that_no_tier_takes_changes_nothing() {
     assert_eq!(client.step(), Step::Full(Nanos(MS)));
 }
 
-/// Batches in flight that bring nothing do not wait for each other: the last one lends. Where a fork
-/// child shares all pages with its parent, none leaves before the child has its first page.
+/// Batches in flight that bring nothing do not wait for each other: the last one lends. Where a
+/// fork child shares all pages with its parent, none leaves before the child has its first page.
 #[test]
 fn batches_that_all_bring_nothing_lend_as_one_does() {
     for batches in 1..=3 {

@@ -445,6 +445,66 @@ fn a_run_waits_for_a_daemon_whose_socket_is_there() {
     );
 }
 
+/// The log says who came, who was refused and why, which limits changed, and who left. It names no
+/// argument of a program.
+#[test]
+fn the_log_says_who_comes_and_goes_and_has_which_limit() {
+    turn!(beside_others, "a plain run has no daemon");
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let log = folder.path().join("log");
+    let script = format!("exec \"$0\" \"$@\" --log json 2>{}", log.display());
+    let daemon = Daemon::start_by(&["sh", "-c", &script]);
+    let mut first = daemon.program("default", 100);
+    first.until("first grant", 60, |run| daemon.limit_of(run));
+    let mut second = daemon.program("web", 100);
+    second.until("second grant", 60, |run| daemon.limit_of(run));
+    let refused = (Job::new("true").options(["--daemon=none"]))
+        .env("UNDERCROFT_DIR", daemon.folder.path())
+        .run();
+    assert_eq!(refused.code(), Some(125), "{refused}");
+    let (kept, web) = (first.keeper(), second.keeper());
+    let lines = || -> Vec<serde_json::Value> {
+        let text = std::fs::read_to_string(&log).expect("the log");
+        let parse = |line| serde_json::from_str(line).expect("JSON");
+        text.lines().map(parse).collect()
+    };
+    let of = |event: &str, pid: i32| {
+        let mut all = lines().into_iter();
+        all.find(|line| line["event"] == event && (pid == 0 || line["pid"] == pid))
+    };
+    // The second took memory of the first.
+    first.until("changed limit", 60, |_| of("limit", kept));
+    for run in [first, second] {
+        run.signal(Signal::USR1);
+        run.wait().expect(0);
+    }
+    let begun = Instant::now();
+    while of("left", kept).is_none() || of("left", web).is_none() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{:#?}", lines());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let (admitted, limit) = (of("admitted", web), of("limit", kept));
+    let refused = of("refused", 0).expect("a refusal");
+    assert!(
+        refused["why"]
+            .as_str()
+            .is_some_and(|why| why.contains("no class is named none"))
+    );
+    assert_eq!(admitted.expect("an admission")["class"], "web");
+    let limit = limit.expect("a limit");
+    assert!(
+        limit["limit_bytes"].as_u64() < limit["from_bytes"].as_u64(),
+        "{limit}"
+    );
+    let text = std::fs::read_to_string(&log).expect("the log");
+    assert!(!text.contains("evidence"), "an argument: {text}");
+    assert!(
+        lines()
+            .iter()
+            .all(|line| line["time"].as_str().is_some_and(|at| at.ends_with('Z')))
+    );
+}
+
 /// Whatever a peer sends, it is refused or ended, and the next one is served.
 #[test]
 fn hostile_peers_and_impossible_wishes_are_refused() {
