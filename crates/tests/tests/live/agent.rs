@@ -54,7 +54,7 @@ fn a_process_ends_with_its_last_thread() {
 fn an_agent_has_the_session_of_its_program_and_a_group_of_its_own() {
     turn!(beside_others, "a plain run has no agent");
     let mut run = Job::new("sleep").arg("60").limit(LIMIT).start();
-    run.until("an agent", 60, |run| agents(run).first().copied());
+    run.until("an agent", 20, |run| agents(run).first().copied());
     let tree = run.tree();
     let find = |command: &str| tree.iter().find(|of| of.command == command);
     let agent = find(AGENT).expect("the agent runs");
@@ -156,7 +156,7 @@ fn a_program_goes_on_when_its_agent_and_its_manager_are_killed() {
                 .limit(6 * MIB)
                 .tier("ram");
             let mut run = job.start();
-            run.until("its memory", 60, |run| {
+            run.until("its memory", 30, |run| {
                 let said = fs::read_to_string(run.scratch().join("output"));
                 said.is_ok_and(|said| said.contains("ready")).then_some(())
             });
@@ -214,10 +214,10 @@ os._exit(3)
 ";
     let job = Job::new("/usr/bin/python3").args(["-S", "-E", "-c", script]);
     let mut run = job.limit(64 * MIB).start();
-    let agent = run.until("an agent", 60, |run| agents(run).first().copied());
+    let agent = run.until("an agent", 20, |run| agents(run).first().copied());
     let begun = Instant::now();
     while run.is_alive() || processes().into_iter().any(|of| of.pid == agent) {
-        assert!(begun.elapsed() < Duration::from_secs(60), "it stays");
+        assert!(begun.elapsed() < Duration::from_secs(30), "it stays");
         std::thread::sleep(Duration::from_millis(20));
     }
     run.wait().expect(128 + 9);
@@ -259,8 +259,8 @@ fn a_program_goes_on_when_its_agent_is_killed() {
     for after in [3u64, 40, 90, 150, 200] {
         let job = Job::new(build("touch")).args(["48", "--rounds", "60"]);
         let mut run = job.limit(LIMIT).start();
-        let agent = run.until("agent", 60, |run| agents(run).first().copied());
-        run.until("eviction", 60, |run| {
+        let agent = run.until("agent", 20, |run| agents(run).first().copied());
+        run.until("eviction", 20, |run| {
             let status = run.status()?;
             (status["pages"]["swapped_out"].as_f64()? > 0.0).then_some(())
         });

@@ -83,7 +83,7 @@ impl Daemon {
     fn until_it_answers(&self) {
         let begun = Instant::now();
         while self.status().is_none() {
-            assert!(begun.elapsed() < Duration::from_secs(60), "no daemon");
+            assert!(begun.elapsed() < Duration::from_secs(20), "no daemon");
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -165,12 +165,12 @@ fn programs_share_memory_and_outlive_the_daemon() {
     let mut daemon = Daemon::start();
     // They end when they are told to, however long the daemon takes.
     let mut first = daemon.program("default", 100);
-    first.until("first grant", 60, |run| {
+    first.until("first grant", 20, |run| {
         daemon.limit_of(run).filter(|it| *it == MEMORY)
     });
     let begun = Instant::now();
     let mut second = daemon.program("web", 100);
-    let share = second.until("second grant", 60, |run| daemon.limit_of(run));
+    let share = second.until("second grant", 20, |run| daemon.limit_of(run));
     let took = begun.elapsed();
     assert!(share >= 16 * MIB, "{share} is less than its protection");
     for _ in 0..2 {
@@ -179,7 +179,7 @@ fn programs_share_memory_and_outlive_the_daemon() {
             let status = daemon.check();
             (status["clients"].as_array()?.len() == 2).then_some(())
         };
-        first.until("claim of both", 60, both);
+        first.until("claim of both", 20, both);
         assert!(second.is_alive(), "{}", second.errors());
     }
     daemon.reload("weight = 3", "weight = none");
@@ -190,13 +190,13 @@ fn programs_share_memory_and_outlive_the_daemon() {
         let web = clients.iter().find(|it| it["class"] == "web")?;
         (clients.len() == 2 && web["weight"] == 5).then_some(())
     };
-    second.until("other weight", 60, weighs_more);
+    second.until("other weight", 20, weighs_more);
     daemon.reload("weight = 5", "weight = none");
-    first.until("pages that come back", 60, |run| daemon.swaps(run));
+    first.until("pages that come back", 20, |run| daemon.swaps(run));
     second.signal(Signal::USR1);
     second.wait().expect(0);
     assert_eq!(daemon.check()["memory_bytes"], MEMORY);
-    first.until("rest of the memory", 60, |run| {
+    first.until("rest of the memory", 20, |run| {
         daemon.limit_of(run).filter(|it| *it == MEMORY)
     });
     first.signal(Signal::USR1);
@@ -245,7 +245,7 @@ fn a_program_in_a_container_is_a_client_like_others() {
         .options(["--daemon=web"])
         .env("UNDERCROFT_DIR", daemon.folder.path())
         .start();
-    let client = run.until("client", 60, |_| {
+    let client = run.until("client", 20, |_| {
         let status = daemon.check();
         let clients = status["clients"].as_array()?.clone();
         clients.into_iter().next()
@@ -270,7 +270,7 @@ fn a_daemon_in_a_container_serves_programs_outside() {
     }
     let daemon = Daemon::start_by(&own);
     let mut run = daemon.program("web", 1);
-    let client = run.until("client", 60, |_| {
+    let client = run.until("client", 20, |_| {
         let status = daemon.check();
         status["clients"].as_array()?.first().cloned()
     });
@@ -335,7 +335,7 @@ fn a_class_limits_what_its_managers_use() {
     // Each thread asks for its priority itself, once it runs.
     let is_root = rustix::process::geteuid().is_root();
     let has_begun = |all: &Vec<(String, u32)>| !is_root || all.iter().any(|it| it.1 == 1);
-    let usual = others.until("manager, with real-time priority if we may", 60, |run| {
+    let usual = others.until("manager, with real-time priority if we may", 20, |run| {
         managers(run).filter(has_begun)
     });
     assert!(usual.iter().any(|(cpus, _)| cpus != last), "{usual:?}");
@@ -346,7 +346,7 @@ fn a_class_limits_what_its_managers_use() {
     assert_eq!(program.run().expect(0).output, plain.stdout);
     let begun = Instant::now();
     let mut run = daemon.program("web", 4);
-    run.until("pages that come back", 60, |run| daemon.swaps(run));
+    run.until("pages that come back", 20, |run| daemon.swaps(run));
     let granted = managers(&run).expect("its threads");
     let on_last = |of: &(String, u32)| *of == (last.to_owned(), 0);
     assert!(granted.iter().all(on_last), "{granted:?}");
@@ -428,7 +428,7 @@ fn a_run_waits_for_a_daemon_whose_socket_is_there() {
         .args(["run", "--daemon", "--", "true"])
         .env("UNDERCROFT_DIR", other.path())
         .start();
-    waits.until("what it waits for", 60, |run| {
+    waits.until("what it waits for", 20, |run| {
         run.errors().contains("waiting for memory").then_some(())
     });
     waits.signal(rustix::process::Signal::TERM);
@@ -455,9 +455,9 @@ fn the_log_says_who_comes_and_goes_and_has_which_limit() {
     let script = format!("exec \"$0\" \"$@\" --log json 2>{}", log.display());
     let daemon = Daemon::start_by(&["sh", "-c", &script]);
     let mut first = daemon.program("default", 100);
-    first.until("first grant", 60, |run| daemon.limit_of(run));
+    first.until("first grant", 20, |run| daemon.limit_of(run));
     let mut second = daemon.program("web", 100);
-    second.until("second grant", 60, |run| daemon.limit_of(run));
+    second.until("second grant", 20, |run| daemon.limit_of(run));
     let refused = (Job::new("true").options(["--daemon=none"]))
         .env("UNDERCROFT_DIR", daemon.folder.path())
         .run();
@@ -550,7 +550,7 @@ fn hostile_peers_and_impossible_wishes_are_refused() {
     let begun = Instant::now();
     while daemon.check()["clients"].as_array().map(Vec::len) != Some(3) {
         assert!(
-            begun.elapsed() < Duration::from_secs(60),
+            begun.elapsed() < Duration::from_secs(20),
             "three clients fit"
         );
         std::thread::sleep(Duration::from_millis(20));
@@ -589,7 +589,7 @@ fn a_program_of_the_daemon_outlives_its_managers() {
         let all = daemon.check()["clients"].as_array()?.clone();
         (all.len() == 2).then_some(())
     };
-    second.until("both grants", 60, both);
+    second.until("both grants", 20, both);
     for _ in 0..2 {
         let asked = |words: &[&str]| daemon.ask(words).text();
         let manager = |run: &Running| {
@@ -597,16 +597,16 @@ fn a_program_of_the_daemon_outlives_its_managers() {
             let status: serde_json::Value = serde_json::from_str(&status).ok()?;
             status["clients"][0]["manager_pid"].as_i64()
         };
-        let dead = first.until("a manager", 60, manager);
+        let dead = first.until("a manager", 20, manager);
         let id = rustix::process::Pid::from_raw(dead as i32).expect("an id");
         rustix::process::kill_process(id, rustix::process::Signal::KILL).expect("it lives");
-        first.until("another manager", 60, |run| {
+        first.until("another manager", 20, |run| {
             manager(run).filter(|it| *it != dead)
         });
         daemon.check(); // in all, no more than there is
     }
     second.wait().expect(0);
-    first.until("rest of the memory", 60, |run| {
+    first.until("rest of the memory", 20, |run| {
         daemon.limit_of(run).filter(|it| *it == MEMORY)
     });
     let outcome = first.wait().expect(0).expect_swapping(100.0);
@@ -624,7 +624,7 @@ fn the_directory_of_a_killed_keeper_is_removed_by_the_daemon() {
         .options(["--daemon"])
         .env("UNDERCROFT_DIR", daemon.folder.path())
         .start();
-    run.until("a grant", 60, |run| daemon.limit_of(run));
+    run.until("a grant", 20, |run| daemon.limit_of(run));
     let own = daemon.folder.path().join(format!("run-{}", run.keeper()));
     assert!(own.is_dir());
     // The daemon would change the limit back.
@@ -638,7 +638,7 @@ fn the_directory_of_a_killed_keeper_is_removed_by_the_daemon() {
     rustix::process::kill_process(keeper, rustix::process::Signal::KILL).expect("it lives");
     let began = Instant::now();
     while own.exists() {
-        assert!(began.elapsed() < Duration::from_secs(60), "it stays");
+        assert!(began.elapsed() < Duration::from_secs(20), "it stays");
         std::thread::sleep(Duration::from_millis(20));
     }
 }

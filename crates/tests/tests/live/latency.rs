@@ -132,7 +132,7 @@ fn a_bound_changes_while_the_program_runs() {
     let mut run = slow_loop(folder.path(), "p99=20s").start();
     let pid = run.pid().to_string();
     let set = |change: &str| Job::new(undercroft()).args(["set", &pid, change]).run();
-    run.until("an answer", 60, |_| {
+    run.until("an answer", 30, |_| {
         (set("latency=p99=15s").code() == Some(0)).then_some(())
     });
     let refused = set("latency=p99=50us").expect(1);
@@ -182,7 +182,7 @@ fn page_in_browser(address: &str) -> Option<String> {
 /// The address that `undercroft serve` prints.
 fn address_of(server: &mut Running) -> String {
     let output = server.scratch().join("output");
-    server.until("address", 60, |_| {
+    server.until("address", 30, |_| {
         let text = std::fs::read_to_string(&output).ok()?;
         let line = text.strip_suffix('\n')?;
         line.strip_prefix("Serving ").map(str::to_owned)
@@ -230,7 +230,7 @@ fn the_server_shows_a_running_program_and_changes_it_by_its_unix_socket_alone() 
 
     let client = format!("/v1/clients/{pid}");
     let get = |path: &str| call(&address, &format!("GET {path}"), "");
-    let seen = run.until("page-ins", 60, |_| {
+    let seen = run.until("page-ins", 30, |_| {
         let (status, body) = get(&client);
         let seen: serde_json::Value = serde_json::from_str(&body).expect("JSON");
         let reads = seen["faults"]["swap_in"].as_u64();
@@ -247,11 +247,11 @@ fn the_server_shows_a_running_program_and_changes_it_by_its_unix_socket_alone() 
     let refused = call(&address, &format!("POST {client}"), "{\"latency\":null}");
     assert_eq!(refused.0, 403, "{}", refused.1);
     change_by_socket(&folder.path().join("socket"), &client);
-    run.until("the bound", 60, |_| {
+    run.until("the bound", 10, |_| {
         get(&client).1.contains("p99=15s").then_some(())
     });
 
-    run.until("pressure", 60, |_| {
+    run.until("pressure", 10, |_| {
         let line = get(&format!("{client}/pressure")).1;
         (line.starts_with("some avg10=") && !line.contains("avg10=0.00")).then_some(())
     });

@@ -116,11 +116,11 @@ fn a_run_has_what_others_do_not_use_and_gives_back_what_is_free() {
     turn!(one_at_a_time, "a plain run has no daemon");
     let daemon = start();
     let mut idle = program(&daemon, 8, 60, &[]);
-    idle.until("the idle run", 60, |run| {
+    idle.until("the idle run", 20, |run| {
         storage(&look(&daemon, &[run])?, run)
     });
     let mut first = program(&daemon, 224, 8, &[]);
-    let [quota, ..] = first.until("three times the grant", 60, |run| {
+    let [quota, ..] = first.until("three times the grant", 20, |run| {
         let found = storage(&look(&daemon, &[&idle, run])?, run)?;
         (found[2] >= 3 * GRANT).then_some(found)
     });
@@ -148,23 +148,23 @@ fn what_was_lent_comes_back_when_others_grow_and_come() {
     turn!(one_at_a_time, "a plain run has no daemon");
     let daemon = start();
     let mut first = program(&daemon, 88, 60, &[]);
-    first.until("all that there is", 60, |run| {
+    first.until("all that there is", 20, |run| {
         let found = storage(&look(&daemon, &[run])?, run)?;
         (found[0] == SIZE && found[2] >= 50 * MIB).then_some(())
     });
     let begun = Instant::now();
     let mut second = program(&daemon, 112, 8, &[]);
-    second.until("its grant", 60, |run| {
+    second.until("its grant", 20, |run| {
         storage(&look(&daemon, &[&first, run])?, run)
     });
     let came = begun.elapsed();
-    let [quota, ..] = second.until("more than its grant", 60, |run| {
+    let [quota, ..] = second.until("more than its grant", 20, |run| {
         let found = storage(&look(&daemon, &[&first, run])?, run)?;
         (found[2] >= 80 * MIB).then_some(found)
     });
     let begun = Instant::now();
     let mut third = program(&daemon, 8, 3, &[]);
-    let found = third.until("its grant", 60, |run| {
+    let found = third.until("its grant", 20, |run| {
         storage(&look(&daemon, &[&first, &second, run])?, run)
     });
     assert!(found[0] >= GRANT, "{found:?}");
@@ -175,7 +175,7 @@ fn what_was_lent_comes_back_when_others_grow_and_come() {
     ));
     third.wait().expect(0);
     second.wait().expect(0).expect_swapping(1000.0);
-    first.until("what is left", 60, |run| {
+    first.until("what is left", 20, |run| {
         let found = storage(&look(&daemon, &[run])?, run)?;
         (found[0] == SIZE).then_some(())
     });
@@ -194,7 +194,7 @@ fn kill_manager(daemon: &Daemon, run: &Running, other: &Running, mib: u64) {
             break;
         }
         assert!(
-            begun.elapsed() < Duration::from_secs(60),
+            begun.elapsed() < Duration::from_secs(30),
             "{found:?}: {}",
             run.errors()
         );
@@ -227,7 +227,7 @@ fn managers_and_daemon_die_while_storage_grows() {
         .is_some_and(all)
     {
         assert!(
-            begun.elapsed() < Duration::from_secs(60),
+            begun.elapsed() < Duration::from_secs(10),
             "both claim what they have"
         );
         std::thread::sleep(Duration::from_millis(50));
@@ -275,7 +275,7 @@ fn a_file_has_at_most_twice_what_it_holds_and_64_mib_more() {
     assert!(most > 100 * MIB, "{most} B: nothing to give back");
     let begun = Instant::now();
     let mut found = (0, 0);
-    let (held, has) = run.until("space that is given back", 60, |run| {
+    let (held, has) = run.until("space that is given back", 30, |run| {
         let now = (holds(run)?, space(run, folder));
         if now != found {
             say(&format!(
