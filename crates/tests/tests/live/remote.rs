@@ -12,6 +12,10 @@ use undercroft_tests::{Job, MIB, Outcome, Running, build, find, say, setting, sk
 /// Longest touch of a page while a master dies.
 const LONGEST_US: f64 = 100_000.0;
 
+/// Threads that such a touch waits for, one after the other: fault thread, link, server, link,
+/// fault thread, program. The machine may let each of them wait.
+const THREADS: f64 = 6.0;
+
 /// The steps share a cluster: it takes two seconds to start.
 #[test]
 fn remote_under_a_real_program() {
@@ -108,10 +112,10 @@ fn masters_are_killed_under_verified_load_and_no_page_is_lost(cluster: &mut Clus
     );
     assert_eq!(outcome.number("counters.lost"), Some(0.0), "{outcome}");
     assert_eq!(remote("pages_lost"), 0.0, "{outcome}");
-    // Not counted: how long the machine let no thread run.
+    // Not counted: how long the machine let threads wait that could run.
     let machine = word(&outcome, "machine_us");
     assert!(
-        longest <= LONGEST_US + machine,
+        longest <= LONGEST_US + THREADS * machine,
         "a touch took {longest} us: {outcome}"
     );
     assert_eq!(cluster.keys(), 0, "the run left keys behind");
