@@ -1,9 +1,9 @@
 //! Metrics for Prometheus (text format 0.0.4), in base units.
 //!
-//! A client is labelled by `pid` (of its keeper), `command` (the program's name) and `class`, if
-//! the daemon gives it memory; a tier by `tier`, too: `NUMBER NAME`, with ` (emulated)` where it
-//! is. The text is written by hand: it is a dozen lines of code, and a client library keeps state
-//! that this server has not.
+//! A client is labelled by `pid` (of its keeper), `command` (the program's name), `class`, if the
+//! daemon gives it memory, `name`, if a person gave it one, and `uid`, if it is another user's; a
+//! tier by `tier`, too: `NUMBER NAME`, with ` (emulated)` where it is. The text is written by hand:
+//! it is a dozen lines of code, and a client library keeps state that this server has not.
 
 use std::fmt::Write;
 
@@ -303,12 +303,16 @@ fn latency(text: &mut String, clients: &[Snapshot]) {
 }
 
 fn labels(client: &Snapshot) -> String {
-    let program = client.command.first().map_or("", String::as_str);
-    let program = program.rsplit('/').next().unwrap_or_default();
-    let program: String = program.chars().take(64).collect();
+    let program: String = client.program().chars().take(64).collect();
     let mut labels = format!("pid=\"{}\",command=\"{}\"", client.pid, escaped(&program));
     if let Some(class) = &client.class {
         let _ = write!(labels, ",class=\"{}\"", escaped(class));
+    }
+    if let Some(name) = &client.name {
+        let _ = write!(labels, ",name=\"{}\"", escaped(name));
+    }
+    if let Some(user) = client.uid {
+        let _ = write!(labels, ",uid=\"{user}\"");
     }
     labels
 }

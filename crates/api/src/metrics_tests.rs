@@ -65,7 +65,9 @@ fn every_sample_has_a_type_a_unit_and_only_known_labels() {
             name.starts_with("undercroft_") && value.is_finite(),
             "{name}"
         );
-        let known = ["pid", "command", "class", "tier", "le", "version"];
+        let known = [
+            "pid", "command", "class", "name", "uid", "tier", "le", "version",
+        ];
         assert!(
             labels.keys().all(|key| known.contains(&key.as_str())),
             "{labels:?}"
@@ -90,6 +92,7 @@ fn every_sample_has_a_type_a_unit_and_only_known_labels() {
         "a name with quotes and a line end comes through as it is"
     );
     assert!(of("command", "redis-server") && of("pid", "100") && of("class", "web"));
+    assert!(of("name", "web-1") && of("uid", "1000"));
     assert!(of("version", env!("CARGO_PKG_VERSION")));
 }
 

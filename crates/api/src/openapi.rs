@@ -15,13 +15,17 @@ use crate::bodies::{Clients, Curve, Done, Tiers};
 pub(crate) static DOCUMENT: LazyLock<String> = LazyLock::new(|| document().to_string());
 
 /// Statuses of any route besides 200.
-const REFUSALS: [(&str, &str); 12] = [
+const REFUSALS: [(&str, &str); 13] = [
     ("400", "The request cannot be read."),
     ("401", "The token is missing or wrong."),
     ("403", "Another site asks, or nothing can be changed here."),
     ("404", "There is no such client or path."),
     ("405", "The path has no such method."),
     ("408", "The request is late."),
+    (
+        "409",
+        "Several runs have this name, or the run refuses the change.",
+    ),
     ("411", "The length is missing."),
     ("413", "The body is too large."),
     ("421", "The Host is neither an address nor localhost."),
@@ -30,8 +34,7 @@ const REFUSALS: [(&str, &str); 12] = [
     ("503", "Too many connections, or the run does not answer."),
 ];
 /// Refusals of a change besides.
-const CHANGE_REFUSALS: [(&str, &str); 3] = [
-    ("409", "The run refuses the change."),
+const CHANGE_REFUSALS: [(&str, &str); 2] = [
     ("415", "The Content-Type is not application/json."),
     ("422", "The change cannot be understood."),
 ];
@@ -244,21 +247,25 @@ fn operation(summary: &str, route: &Route, generator: &mut SchemaGenerator) -> V
 
 fn parameters(path: &str) -> Vec<Value> {
     let all = [
-        ("pid", 0, "Process id of the keeper."),
+        (
+            "pid",
+            json!({"type": "string"}),
+            "Process id of any process of it, its name (run --name), or its program, such as redis-server.",
+        ),
         (
             "number",
-            1,
+            json!({"type": "integer", "minimum": 1}),
             "Counted from 1, as GET /v1/clients/{pid}/tiers says.",
         ),
     ];
     let ours = (all.into_iter()).filter(|(name, ..)| path.contains(&format!("{{{name}}}")));
-    ours.map(|(name, least, says)| {
+    ours.map(|(name, schema, says)| {
         json!({
             "name": name,
             "in": "path",
             "required": true,
             "description": says,
-            "schema": {"type": "integer", "minimum": least},
+            "schema": schema,
         })
     })
     .collect()

@@ -6,6 +6,7 @@ use std::io::Read;
 use std::str::FromStr;
 
 use serde_json::Value;
+use undercroft_keeper::wanted::{Found, find};
 use undercroft_proto::report::{SCHEMA_VERSION, Snapshot};
 
 use crate::answer::Answer;
@@ -163,20 +164,30 @@ fn unknown_caller(request: &Request, shared: &Shared) -> Option<Answer> {
     ))
 }
 
-/// Answers for the client of this process id.
-fn with(shared: &Shared, pid: &str, answer: impl FnOnce(&Snapshot) -> Answer) -> Answer {
+/// Answers for the client that a path names: by any process of it, by its name or its program.
+fn with(shared: &Shared, word: &str, answer: impl FnOnce(&Snapshot) -> Answer) -> Answer {
     let clients = shared.clients();
-    let pid = pid.parse::<u32>().ok();
-    match clients
-        .iter()
-        .find(|client| pid.is_some_and(|pid| client.is_of(pid)))
-    {
-        Some(client) => answer(client),
-        None => Answer::error(
+    let found = word
+        .parse()
+        .map_or(Found::None, |wanted| find(&clients, &wanted));
+    let fix = "GET /v1/clients lists the runs";
+    match found {
+        Found::One(client) => answer(client),
+        Found::Several(clients) => {
+            let pids = clients.iter().map(|client| client.pid.to_string());
+            let why = format!("it may be {}", pids.collect::<Vec<_>>().join(" or "));
+            Answer::error(
+                409,
+                "several runs have this name",
+                &why,
+                "give the process id",
+            )
+        }
+        Found::None => Answer::error(
             404,
-            "no run has this process id",
+            "no run has this process id or name",
             "it has ended, or belongs to another user, or to another UNDERCROFT_DIR",
-            "GET /v1/clients lists the runs",
+            fix,
         ),
     }
 }

@@ -294,6 +294,51 @@ fn a_server_with_a_token_answers_who_says_it_and_tells_everyone_that_it_lives() 
 }
 
 #[test]
+fn a_client_is_named_by_any_of_its_processes_its_name_or_its_program() {
+    let own = std::process::id();
+    let mut all = clients();
+    all[0].client_pid = own; // the test is its program
+    let shared = Shared::new(Box::new(Two(all)), Rights::Read, false, None);
+    let of = |word: &str| {
+        let answer = answer(&request("GET", &format!("/v1/clients/{word}"), ""), &shared);
+        let body: Value = serde_json::from_slice(&answer.body).expect("JSON");
+        (answer.status, body["pid"].as_u64())
+    };
+    let mut child = std::process::Command::new("sleep");
+    let mut child = child.arg("60").spawn().expect("a child");
+    for word in ["100", "web-1", "redis-server", &child.id().to_string()] {
+        assert_eq!(of(word), (200, Some(100)), "{word}");
+    }
+    child.kill().and_then(|()| child.wait()).expect("it ends");
+    assert_eq!(of("redis").0, 404);
+    let mut both = clients();
+    both[1].name = both[0].name.clone();
+    let shared = Shared::new(Box::new(Two(both)), Rights::Read, false, None);
+    let answer = answer(&request("GET", "/v1/clients/web-1", ""), &shared);
+    let body: Value = serde_json::from_slice(&answer.body).expect("JSON");
+    assert_eq!(answer.status, 409);
+    assert!(
+        body["why"]
+            .as_str()
+            .is_some_and(|why| why.contains("100 or ")),
+        "{body}"
+    );
+}
+
+/// These clients, which take no change.
+struct Two(Vec<Snapshot>);
+
+impl Source for Two {
+    fn clients(&self) -> Vec<Snapshot> {
+        self.0.clone()
+    }
+
+    fn change(&self, _: u32, _: Change) -> Result<(), Refusal> {
+        Err(Refusal::NoAnswer)
+    }
+}
+
+#[test]
 fn the_tiers_of_one_client_are_its_own() {
     let of = |path: &str| -> Value {
         let answer = answer(&request("GET", path, ""), &shared(Rights::Read, true));

@@ -45,13 +45,20 @@ pub trait Source: Send + Sync {
     fn change(&self, pid: u32, change: Change) -> Result<(), Refusal>;
 }
 
-/// The clients of this user on this machine, asked over their sockets.
+/// The clients on this machine, asked over their sockets.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Live;
+pub struct Live {
+    /// Those of other users, too.
+    pub of_all: bool,
+}
 
 impl Source for Live {
     fn clients(&self) -> Vec<Snapshot> {
-        keeper::status::snapshots()
+        if self.of_all {
+            keeper::status::snapshots_of_all()
+        } else {
+            keeper::status::snapshots()
+        }
     }
 
     fn change(&self, pid: u32, change: Change) -> Result<(), Refusal> {

@@ -9,12 +9,14 @@ use clap::builder::styling::{AnsiColor, Styles};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use undercroft_api::Listen;
 use undercroft_base::{Bytes, Price};
-use undercroft_daemon::LogFormat;
+use undercroft_keeper::wanted::Wanted;
 use undercroft_policy::place::PlacementName;
 use undercroft_policy::prefetch::PrefetchName;
 use undercroft_policy::reclaim::ReclaimName;
+use undercroft_proto::name::RunName;
 use undercroft_proto::options::{AccessScan, WhenFull};
 use undercroft_qos::StallMax;
+use undercroft_terminal::LogFormat;
 use undercroft_tier::spec::TierSpec;
 
 use crate::set::{self, Change};
@@ -77,8 +79,8 @@ pub(crate) enum Command {
     },
     /// Show a manual page, or write all of them into a directory
     Man {
-        /// Subcommand whose page is shown. Default: the page of undercroft itself.
-        command: Option<String>,
+        /// Subcommand whose page is shown, such as `tiers add`. Default: undercroft itself.
+        command: Vec<String>,
         /// Writes one page a subcommand into this directory, which is made if it is missing
         #[arg(long, value_name = "DIR", conflicts_with = "command")]
         out: Option<PathBuf>,
@@ -174,15 +176,25 @@ pub(crate) struct RunArgs {
     #[arg(long, short)]
     pub quiet: bool,
 
+    /// Form of what is printed on standard error: sentences, or an object of JSON a line with
+    /// `time` and `event` (started, message, ended, failed)
+    #[arg(long, value_enum, hide = true, value_name = "FORM", default_value_t = Log::Text)]
+    pub log: Log,
+
     /// Bound of the time that page-ins take: pPERCENTILE=TIME, such as p99=200us. Each second,
     /// control decides where pages go and how many leave at a time, so that it is kept. The report
     /// and `undercroft status` say in how many windows it was. With `,measure` it is only measured
     #[arg(long, value_name = "BOUND[,measure]", value_parser = values::latency)]
     pub latency: Option<Latency>,
 
+    /// Name of the run, for every command that takes one, and in figures: a letter, then letters,
+    /// digits, `.`, `_` and `-`
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<RunName>,
+
     /// End the program when its manager dies. Without it another manager takes over, but not with
     /// --trace or a redis tier
-    #[arg(long, conflicts_with = "takeovers_max")]
+    #[arg(long, hide = true, conflicts_with = "takeovers_max")]
     pub no_takeover: bool,
 
     /// How often another manager may take over when one dies. 1000 by default, 0 with --trace or a
@@ -246,13 +258,24 @@ pub(crate) struct JsonArgs {
     pub json: bool,
 }
 
+/// Commands that look at runs.
+#[derive(Debug, Args)]
+pub(crate) struct OthersArgs {
+    /// Show the runs of other users, too. For root
+    #[arg(long)]
+    pub all: bool,
+}
+
 /// `undercroft status`.
 #[derive(Debug, Args)]
 pub(crate) struct StatusArgs {
-    /// The run of this process alone: the keeper, whose id `status` prints first, or any process of
-    /// the program
-    #[arg(value_name = "PID")]
-    pub pid: Option<u32>,
+    /// This run alone: any process of it, its name (`run --name`), or its program, such as
+    /// redis-server
+    #[arg(value_name = "RUN")]
+    pub pid: Option<Wanted>,
+
+    #[command(flatten)]
+    pub others: OthersArgs,
 
     /// Show what other limits would have cost until now: faults that read a tier, and about how
     /// long the program would have taken
@@ -292,6 +315,9 @@ pub(crate) struct TopArgs {
     /// Column to sort by
     #[arg(long, value_name = "COLUMN", default_value = "faults")]
     pub sort: crate::top::Order,
+
+    #[command(flatten)]
+    pub others: OthersArgs,
 }
 
 const TOP_EXAMPLES: &str = "Examples:
@@ -382,6 +408,10 @@ pub(crate) struct ServeArgs {
     #[arg(long)]
     pub allow_changes: bool,
 
+    /// Serve the runs of other users, too. For root, and only to look
+    #[arg(long, conflicts_with = "allow_changes")]
+    pub all: bool,
+
     /// Allow an address that other machines can reach. What is served is not encrypted, and
     /// without --token-file not protected: names and memory figures of all runs of this user
     #[arg(long)]
@@ -405,8 +435,9 @@ const SERVE_EXAMPLES: &str = "Examples:
 #[derive(Debug, Args)]
 #[command(after_help = SET_EXAMPLES)]
 pub(crate) struct SetArgs {
-    /// The run's process id, as `undercroft status` shows it
-    pub pid: u32,
+    /// The run: any process of it, its name (`run --name`), or its program, such as redis-server
+    #[arg(value_name = "RUN")]
+    pub pid: Wanted,
 
     /// memory-max=SIZE, such as memory-max=512M, 50%, auto or max; latency=BOUND, such as
     /// latency=p99=300us, or latency=none; stall-max=PERCENT, such as stall-max=30%, or none;
@@ -417,7 +448,7 @@ pub(crate) struct SetArgs {
 
 const SET_EXAMPLES: &str = "Examples:
   undercroft set 4711 memory-max=512M
-  undercroft set 4711 latency=p99=300us
+  undercroft set redis-server latency=p99=300us
   undercroft set 4711 latency=none
   undercroft set 4711 stall-max=50%
   undercroft set 4711 paused=yes
@@ -447,9 +478,10 @@ Example, as root, with the file packaging/core-handler:
 #[derive(Debug, Args)]
 #[command(after_help = UPGRADE_EXAMPLES)]
 pub(crate) struct UpgradeArgs {
-    /// The runs' process ids, as `undercroft status` shows them; none: all runs of this user
-    #[arg(value_name = "PID")]
-    pub pids: Vec<u32>,
+    /// The runs: any process of each, its name (`run --name`), or its program; none: all that
+    /// `undercroft status` lists
+    #[arg(value_name = "RUN")]
+    pub pids: Vec<Wanted>,
 
     /// The binary; this one by default. It must be of this user or of root, and no other user may
     /// write to it
@@ -500,8 +532,9 @@ pub(crate) enum TiersCommand {
     /// Show the tiers of running programs: how fast they are, what they hold, what they cost, how
     /// far they are worn, and how hot their slabs are (with `--placement temperature`)
     Show {
-        /// The run's process id, as `undercroft status` shows it; all runs without one.
-        pid: Option<u32>,
+        /// The run: any process of it, its name (`run --name`), or its program; all without it.
+        #[arg(value_name = "RUN")]
+        pid: Option<Wanted>,
 
         /// Print JSON instead of text
         #[arg(long)]
@@ -519,8 +552,9 @@ pub(crate) enum TiersChange {
     /// others. Refused if they have no room. Ends when the tier is empty; if it is interrupted, the
     /// run goes on with it
     Drain {
-        /// The run's process id, as `undercroft status` shows it.
-        pid: u32,
+        /// The run: any process of it, its name (`run --name`), or its program.
+        #[arg(value_name = "RUN")]
+        pid: Wanted,
         /// Which tier: its number, as `undercroft status` shows it, or its name.
         tier: String,
 
@@ -532,8 +566,9 @@ pub(crate) enum TiersChange {
     /// number may be given to another tier. Refused as `drain` is. No other manager can take over
     /// the run afterwards
     Remove {
-        /// The run's process id, as `undercroft status` shows it.
-        pid: u32,
+        /// The run: any process of it, its name (`run --name`), or its program.
+        #[arg(value_name = "RUN")]
+        pid: Wanted,
         /// Which tier: its number, as `undercroft status` shows it, or its name.
         tier: String,
 
@@ -545,8 +580,9 @@ pub(crate) enum TiersChange {
     /// the first tier that is slower. No other manager can take over the run afterwards. Or use a
     /// tier again that is or was drained
     Add {
-        /// The run's process id, as `undercroft status` shows it.
-        pid: u32,
+        /// The run: any process of it, its name (`run --name`), or its program.
+        #[arg(value_name = "RUN")]
+        pid: Wanted,
         /// A file, device or nvm tier, as `run --tier` takes it; or the number of a drained tier.
         #[arg(value_name = "SPEC")]
         tier: String,

@@ -22,10 +22,14 @@ pub(crate) fn print(command: Command, shell: Shell) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// Prints process id and command of each run, with a tab between them: the scripts ask for it.
+/// Prints process id and command of each run, with a tab between them, and the same of its name:
+/// the scripts ask for it.
 pub(crate) fn pids() -> Result<u8, Failure> {
     for run in live::snapshots()? {
-        show::line(&format!("{}\t{}", run.pid, run.command_line()))?;
+        let names = [Some(run.pid.to_string()), run.name.clone()];
+        for name in names.iter().flatten() {
+            show::line(&format!("{name}\t{}", run.command_line()))?;
+        }
     }
     Ok(0)
 }
@@ -241,7 +245,7 @@ mod tests {
         for part in [
             ":NAME:(auto active_inactive",
             ":SPEC:(ram ",
-            "as `undercroft status` shows it:_undercroft_pids",
+            "or its program, such as redis-server:_undercroft_pids",
             ":_cmdambivalent",
         ] {
             assert!(script.contains(part), "no {part}");

@@ -8,14 +8,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use signal_hook::consts::SIGHUP;
 
 use undercroft_base::Bytes;
-use undercroft_daemon::{Config, ConfigError, LogFormat, ServeError};
+use undercroft_daemon::{Config, ConfigError, ServeError};
 use undercroft_keeper::held;
 use undercroft_proto::grant::{DaemonStatus, MemberLatency, MemberStatus};
 
 use crate::args::{DaemonArgs, DaemonCommand};
 use crate::memory::Memory;
 use crate::{serve, show};
-use undercroft_terminal::{Failure, status};
+use undercroft_terminal::{Failure, LogFormat, status};
 
 /// Serves until SIGINT or SIGTERM, or does what the subcommand says.
 pub(crate) fn daemon(args: DaemonArgs) -> Result<u8, Failure> {

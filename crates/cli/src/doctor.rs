@@ -1,11 +1,15 @@
 //! `undercroft doctor`: what this machine allows, what is missing, and the exact fix.
 
-use std::io::IsTerminal;
+use std::fs::File;
+use std::io::{self, IsTerminal};
+use std::path::PathBuf;
 
 use serde::Serialize;
+use undercroft_keeper::place::{self, PlaceError};
 use undercroft_sys::probe::{Check, KernelReport, State};
+use undercroft_sys::process;
 
-use crate::show;
+use crate::{preflight, run, show};
 use undercroft_terminal::{Failure, status};
 
 #[derive(Serialize)]
@@ -26,7 +30,9 @@ struct Entry {
 
 /// Prints the checks. 0 if nothing essential is missing, otherwise 1.
 pub(crate) fn doctor(as_json: bool) -> Result<u8, Failure> {
-    let report = KernelReport::take();
+    // As the program would be: file capabilities on this binary close its files in /proc.
+    let _ = process::become_dumpable();
+    let report = take();
     if as_json {
         show::json(&document(&report))?
     } else {
@@ -36,6 +42,46 @@ pub(crate) fn doctor(as_json: bool) -> Result<u8, Failure> {
         ))?
     }
     Ok(exit_status(&report))
+}
+
+/// The checks of the places that a run needs, then those of the kernel.
+fn take() -> KernelReport {
+    let chosen = std::env::var_os("UNDERCROFT_DIR").map(PathBuf::from);
+    let tiers = run::tier_directory(chosen, std::env::temp_dir());
+    let at = tiers.clone().unwrap_or_else(|_| std::env::temp_dir());
+    let of = |failure: Failure| (format!("{}: {}", failure.what, failure.why), failure.fix);
+    let no_proc = |error: io::Error| (error.to_string(), "mount -t proc proc /proc".to_owned());
+    let no_place = |error: PlaceError| {
+        let fix = "set UNDERCROFT_DIR to a directory of your own, on a file system that is not read-only or noexec";
+        (error.to_string(), fix.to_owned())
+    };
+    let places = [
+        (
+            "/proc",
+            File::open("/proc/self/status").map(drop).map_err(no_proc),
+        ),
+        ("/dev/null", preflight::null().map_err(of)),
+        (
+            "directory of runs",
+            place::directory().map(drop).map_err(no_place),
+        ),
+        ("directory of tiers", tiers.map(drop).map_err(of)),
+    ];
+    let places = places.map(|(name, found)| {
+        let (state, (detail, fix)) = match found {
+            Ok(()) => (State::Ok, ("usable".to_owned(), String::new())),
+            Err(why) => (State::Missing, why),
+        };
+        Check {
+            name,
+            state,
+            detail,
+            fix,
+        }
+    });
+    let mut checks = Vec::from(places);
+    checks.extend(KernelReport::take(&at).checks);
+    KernelReport { checks }
 }
 
 fn exit_status(report: &KernelReport) -> u8 {

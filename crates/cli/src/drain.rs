@@ -74,7 +74,7 @@ pub(crate) fn change(command: &TiersChange) -> Result<u8, Failure> {
     let (pid, json) = match command {
         TiersChange::Drain { pid, json, .. }
         | TiersChange::Remove { pid, json, .. }
-        | TiersChange::Add { pid, json, .. } => (live::run_of(*pid)?.pid, *json),
+        | TiersChange::Add { pid, json, .. } => (live::run_of(pid)?.pid, *json),
     };
     let at = match command {
         TiersChange::Drain { tier, .. } => empty(pid, tier, Verb::Drain)?,

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use undercroft_keeper as keeper;
 use undercroft_keeper::upgrade::Told;
+use undercroft_keeper::wanted::{Found, Wanted, find};
 use undercroft_manager::control;
 use undercroft_proto::messages::{Answered, Ask, MANAGER_TITLE};
 use undercroft_proto::options::RunOptions;
@@ -47,16 +48,67 @@ pub(crate) fn serve() -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// Every running client that this user may see.
+/// Every running client of this user.
 pub(crate) fn snapshots() -> Result<Vec<Snapshot>, Failure> {
     Ok(keeper::status::snapshots())
 }
 
-/// The run that process `pid` belongs to.
-pub(crate) fn run_of(pid: u32) -> Result<Snapshot, Failure> {
-    let runs = snapshots()?;
-    let run = keeper::status::run_of(&runs, pid);
-    run.cloned().ok_or_else(|| no_run(pid))
+/// The same, and if `all`, those of other users. Error: it is not root that asks for these.
+pub(crate) fn snapshots_of(all: bool) -> Result<Vec<Snapshot>, Failure> {
+    check_all(all)?;
+    if all {
+        Ok(keeper::status::snapshots_of_all())
+    } else {
+        snapshots()
+    }
+}
+
+/// Error: the runs of other users are asked for, and this is not root.
+pub(crate) fn check_all(all: bool) -> Result<(), Failure> {
+    if all && keeper::status::user() != 0 {
+        return Err(Failure::new(
+            code::FAILED,
+            "--all is for root",
+            "the runs of other users are closed to this user",
+            "leave --all out, or ask as root",
+        ));
+    }
+    Ok(())
+}
+
+/// The run that the user means, among all of this user.
+pub(crate) fn run_of(wanted: &Wanted) -> Result<Snapshot, Failure> {
+    one_of(&snapshots()?, wanted).cloned()
+}
+
+/// The run that the user means, among these. Errors: none, or several.
+pub(crate) fn one_of<'a>(runs: &'a [Snapshot], wanted: &Wanted) -> Result<&'a Snapshot, Failure> {
+    let (what, why, fix) = match (find(runs, wanted), wanted) {
+        (Found::One(run), _) => return Ok(run),
+        (Found::Several(runs), _) => (
+            format!("{} runs are called {wanted}", runs.len()),
+            format!("which of them is not said:{}", listed(&runs)),
+            "give the process id of one",
+        ),
+        (Found::None, Wanted::Process(pid)) => return Err(no_run(*pid)),
+        (Found::None, Wanted::Name(name)) => (
+            format!("no run is called {name}"),
+            "none has this name or runs this program; or it belongs to another user, or to another UNDERCROFT_DIR"
+                .to_owned(),
+            "`undercroft status` lists the runs",
+        ),
+    };
+    Err(Failure::new(code::FAILED, what, why, fix))
+}
+
+/// The runs, a line each.
+fn listed(runs: &[&Snapshot]) -> String {
+    let line = |run: &&Snapshot| {
+        let name = run.name.as_ref().map(|name| format!("{name}  "));
+        let name = name.unwrap_or_default();
+        format!("\n    {}  {name}{}", run.pid, run.command_line())
+    };
+    runs.iter().map(line).collect()
 }
 
 /// Has run `pid` do something. `None`: it does not answer.

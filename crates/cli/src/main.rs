@@ -33,7 +33,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser};
 
 use args::{Cli, Command};
-use undercroft_terminal::{Failure, status};
+use undercroft_terminal::{Failure, LogFormat, log_failure, status};
 
 fn main() -> ExitCode {
     // A manager reads no command line: what that takes of its heap it would keep for the run.
@@ -101,12 +101,18 @@ fn is_of_run() -> bool {
 /// Runs one subcommand. Returns its status, or why it could not run.
 fn dispatch(command: Command) -> Result<ExitCode, Failure> {
     let status = match command {
-        Command::Run(args) => live::run(run::options(*args)?),
-        Command::Status(args) => show::status(&live::snapshots()?, args.pid, args.form()),
-        Command::Top(args) => top::top(args.interval, args.sort),
+        Command::Run(args) => {
+            let log = args.log.into();
+            run::options(*args).map_or_else(|failure| refuse(failure, log), live::run)
+        }
+        Command::Status(args) => {
+            let runs = live::snapshots_of(args.others.all)?;
+            show::status(&runs, args.pid.as_ref(), args.form())
+        }
+        Command::Top(args) => top::top(args.interval, args.sort, args.others.all),
         Command::Serve(args) => serve::serve(&args),
         Command::Daemon(args) => daemon::daemon(args),
-        Command::Set(args) => set::set(args.pid, args.change),
+        Command::Set(args) => set::set(&args.pid, args.change),
         Command::Core(args) => core::core(args.pid),
         Command::Upgrade(args) => upgrade::upgrade(&args),
         Command::Versions => upgrade::versions(),
@@ -117,7 +123,7 @@ fn dispatch(command: Command) -> Result<ExitCode, Failure> {
             command: Some(command),
             ..
         }) => match command {
-            args::TiersCommand::Show { pid, json } => tiers_shown::print(pid, json),
+            args::TiersCommand::Show { pid, json } => tiers_shown::print(pid.as_ref(), json),
             args::TiersCommand::Change(change) => drain::change(&change),
         },
         Command::Tiers(args) if args.measure.is_empty() => tier_kinds::print(args.json),
@@ -125,9 +131,21 @@ fn dispatch(command: Command) -> Result<ExitCode, Failure> {
         Command::Completions { shell } => completions::print(Cli::command(), shell),
         Command::Pids => completions::pids(),
         Command::Man { out: Some(out), .. } => manual::write(Cli::command(), &out),
-        Command::Man { command, .. } => manual::show(Cli::command(), command.as_deref()),
+        Command::Man { command, .. } => manual::show(Cli::command(), &command),
     };
     status.map(ExitCode::from)
+}
+
+/// Refuses a run, in the form of its log.
+fn refuse(failure: Failure, log: LogFormat) -> Result<u8, Failure> {
+    match log {
+        LogFormat::Text => Err(failure),
+        LogFormat::Json => {
+            let line = log_failure(&failure);
+            let _ = writeln!(std::io::stderr(), "{line}"); // it may be closed
+            Ok(failure.status)
+        }
+    }
 }
 
 /// Prints that a test did not run, past the test harness's capture: `NAME: reason`.

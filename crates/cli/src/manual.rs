@@ -10,25 +10,29 @@ use undercroft_terminal::{Failure, status};
 
 /// Shows `undercroft(1)`, or the page of a subcommand: by `man` on a terminal. Elsewhere its
 /// source is printed.
-pub(crate) fn show(mut command: Command, sub: Option<&str>) -> Result<u8, Failure> {
+///
+/// * `sub`: its words, such as `tiers add`.
+pub(crate) fn show(mut command: Command, sub: &[String]) -> Result<u8, Failure> {
     command.build();
-    let page = match sub {
-        None => render(command),
-        Some(name) => match subcommands(&command).find(|sub| sub.get_name() == name) {
-            Some(sub) => render(versioned(sub)),
+    let name = sub.join("-");
+    let page = if sub.is_empty() {
+        render(command)
+    } else {
+        match pages(&command, "").into_iter().find(|page| page.0 == name) {
+            Some((_, sub)) => render(versioned(sub)),
             None => {
                 let names: Vec<_> = subcommands(&command).map(Command::get_name).collect();
                 return Err(Failure::new(
                     status::FAILED,
                     "cannot show the manual page",
-                    format!("there is no subcommand `{name}`"),
+                    format!("there is no subcommand `{}`", sub.join(" ")),
                     format!(
                         "name one of: {}; `--out DIR` writes all pages",
                         names.join(", ")
                     ),
                 ));
             }
-        },
+        }
     };
     let shown = page.and_then(|page| match viewer() {
         Some(viewer) => view(viewer, &page),
@@ -50,8 +54,8 @@ pub(crate) fn write(mut command: Command, directory: &Path) -> Result<u8, Failur
     command.build();
     let put = |name: String, page: io::Result<Vec<u8>>| fs::write(directory.join(name), page?);
     let written = fs::create_dir_all(directory).and_then(|()| {
-        for sub in subcommands(&command) {
-            let name = format!("undercroft-{}.1", sub.get_name());
+        for (name, sub) in pages(&command, "") {
+            let name = format!("undercroft-{name}.1");
             put(name, render(versioned(sub)))?;
         }
         put("undercroft.1".to_owned(), render(command.clone()))
@@ -64,6 +68,16 @@ pub(crate) fn write(mut command: Command, directory: &Path) -> Result<u8, Failur
             "choose a directory that can be written",
         )
     })
+}
+
+/// The pages below a command, with their names: `tiers`, `tiers-add`.
+fn pages<'a>(command: &'a Command, above: &str) -> Vec<(String, &'a Command)> {
+    let below = subcommands(command).flat_map(|sub| {
+        let name = format!("{above}{}", sub.get_name());
+        let inner = pages(sub, &format!("{name}-"));
+        std::iter::once((name, sub)).chain(inner)
+    });
+    below.collect()
 }
 
 /// The subcommands that have a page.

@@ -67,7 +67,7 @@ impl Memory {
             ),
             _ => return None,
         };
-        Some(format!("undercroft: {what}\n  fix: {fix}"))
+        Some(format!("{what}\n  fix: {fix}"))
     }
 }
 

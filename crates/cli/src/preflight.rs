@@ -25,18 +25,21 @@ const INTERPRETERS_MAX: usize = 5;
 pub(crate) fn check(program: &OsStr) -> Result<PathBuf, Failure> {
     let path = find(program, std::env::var_os("PATH"))?;
     check_image(&path)?;
-    File::open("/dev/null").map_err(no_null)?;
+    null()?;
     Ok(path)
 }
 
-/// A run leaves its streams by it.
-fn no_null(error: io::Error) -> Failure {
-    Failure::new(
-        status::RUN_FAILED,
-        "cannot open /dev/null",
-        error.to_string(),
-        "mount /dev; in a chroot make the file: mknod -m 666 /dev/null c 1 3",
-    )
+/// Whether there is a /dev/null: a run leaves its streams by it.
+pub(crate) fn null() -> Result<(), Failure> {
+    let opened = File::options().read(true).write(true).open("/dev/null");
+    opened.map(drop).map_err(|error| {
+        Failure::new(
+            status::RUN_FAILED,
+            "cannot open /dev/null",
+            error.to_string(),
+            "mount /dev; in a chroot make the file: mknod -m 666 /dev/null c 1 3",
+        )
+    })
 }
 
 /// As execvp(3): a name with a slash is a path; any other is searched in `PATH`.

@@ -13,7 +13,7 @@ use undercroft_tier::spec::TierSpec;
 use crate::args::RunArgs;
 use crate::memory::Memory;
 use crate::preflight;
-use undercroft_terminal::{Failure, status};
+use undercroft_terminal::{Failure, log_message, status};
 
 /// Everything before the run itself: checks and defaults. Nothing is started, and nothing left
 /// behind.
@@ -50,6 +50,7 @@ pub(crate) fn options(args: RunArgs) -> Result<RunOptions, Failure> {
         class: None,
         memory_price: args.memory_price,
         rights: Rights::default(),
+        name: args.name,
         compressors: args.compressors,
     };
     let both = client.latency.map_or(Ok(()), |_| client.can_bound_both());
@@ -67,6 +68,7 @@ pub(crate) fn options(args: RunArgs) -> Result<RunOptions, Failure> {
         report: args.report.map(ReportTo::of),
         daemon: args.daemon,
         wait_all: args.wait_all,
+        log: args.log.into(),
     })
 }
 
@@ -86,7 +88,8 @@ fn memory_max(args: &RunArgs) -> Result<u64, Failure> {
         && !is_the_daemons
         && let Some(warning) = memory.warning(memory_max)
     {
-        let _ = writeln!(std::io::stderr(), "{warning}"); // it may be closed
+        let text = log_message(args.log.into(), &warning);
+        let _ = std::io::stderr().write_all(text.as_bytes()); // it may be closed
     }
     Ok(memory_max)
 }

@@ -8,21 +8,24 @@ use signal_hook::low_level::pipe;
 use undercroft_api::{Listen, Live, Rights, Server, Token};
 
 use crate::args::ServeArgs;
-use crate::show;
+use crate::{live, show};
 use undercroft_terminal::{Failure, status};
 
 /// Serves until SIGINT or SIGTERM.
 pub(crate) fn serve(args: &ServeArgs) -> Result<u8, Failure> {
     let rights = check(args)?;
+    live::check_all(args.all)?;
+    let source = Live { of_all: args.all };
     // Before the first thread starts: a signal then finds its handler.
     let (mut ended, _signal) = signals().map_err(|error| failed(args, &error))?;
-    let server = Server::start(&args.listen, Box::new(Live), rights, token(args)?);
+    let server = Server::start(&args.listen, Box::new(source), rights, token(args)?);
     let server = server.map_err(|error| failed(args, &error))?;
     if !args.listen.is_local() {
         let _ = writeln!(
             io::stderr(),
-            "undercroft: other machines can read the programs' names and figures of all runs{}; \
+            "undercroft: other machines can read the programs' names and figures of all {}runs{}; \
              nothing is encrypted",
+            if args.all { "users' " } else { "" },
             if args.token_file.is_some() {
                 ", if they have the token"
             } else {

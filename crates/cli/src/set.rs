@@ -1,6 +1,7 @@
 //! `undercroft set`: changes how a running program is managed.
 
 use undercroft_base::{Bytes, Nanos};
+use undercroft_keeper::wanted::Wanted;
 use undercroft_proto::messages::{Answered, Ask};
 use undercroft_proto::report::Snapshot;
 use undercroft_qos::{LatencyBound, StallMax};
@@ -48,9 +49,9 @@ pub(crate) fn change(text: &str) -> Result<Change, String> {
     }
 }
 
-/// Changes an option of the run of process `pid`.
-pub(crate) fn set(pid: u32, change: Change) -> Result<u8, Failure> {
-    let run = live::run_of(pid)?;
+/// Changes an option of a run.
+pub(crate) fn set(wanted: &Wanted, change: Change) -> Result<u8, Failure> {
+    let run = live::run_of(wanted)?;
     let pid = run.pid;
     if let (Change::MemoryMax(_), Some(why)) = (change, run.limit_is_kept_by()) {
         return Err(Failure::new(
@@ -61,8 +62,8 @@ pub(crate) fn set(pid: u32, change: Change) -> Result<u8, Failure> {
         ));
     }
     match change {
-        Change::Latency(bound) => set_latency(pid, bound),
-        Change::MemoryMax(limit) => set_memory_max(pid, limit),
+        Change::Latency(bound) => set_latency(&run, bound),
+        Change::MemoryMax(limit) => set_memory_max(&run, limit),
         Change::StallMax(bound) => set_stall_max(pid, bound),
         Change::Paused(paused) => pause(pid, paused),
     }
@@ -90,11 +91,10 @@ fn set_stall_max(pid: u32, bound: Option<StallMax>) -> Result<u8, Failure> {
     ask(pid, Ask::Stall { bound }, &done, "the stall bound", fix)
 }
 
-fn set_latency(pid: u32, bound: Option<LatencyBound>) -> Result<u8, Failure> {
-    let all = live::snapshots()?;
-    let run = all.iter().find(|of| of.is_of(pid));
+fn set_latency(run: &Snapshot, bound: Option<LatencyBound>) -> Result<u8, Failure> {
+    let pid = run.pid;
     let done = match bound {
-        Some(bound) => match run.and_then(|run| hindrance(bound, run)) {
+        Some(bound) => match hindrance(bound, run) {
             Some(why) => format!("Run {pid} is held to {bound} from now on, but {why}."),
             None => format!("Run {pid} keeps {bound} from now on."),
         },
@@ -112,7 +112,8 @@ fn hindrance(bound: LatencyBound, run: &Snapshot) -> Option<String> {
     (load > bound.limit).then(|| format!("a load from its fastest tier takes {load}"))
 }
 
-fn set_memory_max(pid: u32, limit: MemoryMax) -> Result<u8, Failure> {
+fn set_memory_max(run: &Snapshot, limit: MemoryMax) -> Result<u8, Failure> {
+    let pid = run.pid;
     let bytes = limit.bytes(Memory::of(pid)?.all()).map_err(|why| {
         Failure::new(
             status::USAGE,
@@ -121,13 +122,10 @@ fn set_memory_max(pid: u32, limit: MemoryMax) -> Result<u8, Failure> {
             "give a larger share, or a size such as 512M",
         )
     })?;
-    let all = live::snapshots()?;
-    let is_the_daemons = |of: &Snapshot| of.is_of(pid) && of.class.is_some();
     let done = match bytes {
         u64::MAX => format!("Run {pid} has no limit any more."),
-        _ if all.iter().any(is_the_daemons) => format!(
-            "Run {pid} keeps to {} until the daemon gives it another limit, which may be at once; \
-             its class has the bounds that last.",
+        _ if run.paused => format!(
+            "Run {pid} is paused, and keeps to {} once that ends.",
             Bytes(bytes)
         ),
         _ => format!(

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 use undercroft_base::{Bytes, Nanos};
-use undercroft_keeper::status::run_of;
+use undercroft_keeper::wanted::Wanted;
 use undercroft_proto::report::{SCHEMA_VERSION, Snapshot, bound_summary};
 
 use crate::{curve, live};
@@ -22,10 +22,10 @@ pub(crate) enum StatusForm {
     Json,
 }
 
-/// `undercroft status`, or that of the run of process `pid` alone.
+/// `undercroft status`, or that of one run alone.
 pub(crate) fn status(
     snapshots: &[Snapshot],
-    pid: Option<u32>,
+    wanted: Option<&Wanted>,
     form: StatusForm,
 ) -> Result<u8, Failure> {
     #[derive(Serialize)]
@@ -33,8 +33,8 @@ pub(crate) fn status(
         schema_version: u32,
         clients: Vec<&'a Snapshot>,
     }
-    let snapshots: Vec<_> = match pid {
-        Some(pid) => vec![run_of(snapshots, pid).ok_or_else(|| live::no_run(pid))?],
+    let snapshots: Vec<_> = match wanted {
+        Some(wanted) => vec![live::one_of(snapshots, wanted)?],
         None => snapshots.iter().collect(),
     };
     if form == StatusForm::Json {
@@ -50,7 +50,7 @@ pub(crate) fn status(
     for snapshot in snapshots {
         let text = match form {
             StatusForm::Curve => curve::table(snapshot),
-            StatusForm::Pressure if pid.is_some() => snapshot.pressure_line(),
+            StatusForm::Pressure if wanted.is_some() => snapshot.pressure_line(),
             StatusForm::Pressure => {
                 let command = snapshot.command_line();
                 format!("{}  {command}\n{}", snapshot.pid, snapshot.pressure_line())
@@ -68,7 +68,9 @@ fn client(snapshot: &Snapshot) -> String {
         .map_or("no limit".to_owned(), |max| format!("limit {}", Bytes(max)));
     let mut text = format!("{}  {}\n", snapshot.pid, snapshot.command_line());
     text.push_str(&format!(
-        "  up {}{}{}\n",
+        "  {}{}up {}{}{}\n",
+        (snapshot.name.as_ref()).map_or(String::new(), |name| format!("name {name}; ")),
+        (snapshot.uid).map_or(String::new(), |user| format!("user {user}; ")),
         Nanos((snapshot.uptime_seconds * 1e9) as u64),
         (snapshot.class.as_ref()).map_or(String::new(), |class| format!("; class {class}")),
         if snapshot.paused {

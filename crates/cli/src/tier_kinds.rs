@@ -88,3 +88,14 @@ pub(crate) fn print(as_json: bool) -> Result<u8, Failure> {
     }
     Ok(0)
 }
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_guide_names_every_shape() {
+        let guide = include_str!("../../../docs/guide/tiers.md");
+        for name in undercroft_tier::shape::names().split(", ") {
+            assert!(guide.contains(&format!("`{name}`")), "{name}");
+        }
+    }
+}

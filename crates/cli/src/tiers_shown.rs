@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 use undercroft_base::{Bytes, Nanos};
-use undercroft_keeper::status::run_of;
+use undercroft_keeper::wanted::Wanted;
 use undercroft_proto::report::{SCHEMA_VERSION, Slabs, Snapshot, TierSnapshot, command_line};
 
 use crate::{drain, live, measure, show};
@@ -38,15 +38,14 @@ impl<'a> Client<'a> {
     }
 }
 
-/// Prints the tiers of all runs, or of the run `pid`.
+/// Prints the tiers of all runs, or of one.
 ///
 /// Errors: there is no such run.
-pub(crate) fn print(pid: Option<u32>, as_json: bool) -> Result<u8, Failure> {
+pub(crate) fn print(wanted: Option<&Wanted>, as_json: bool) -> Result<u8, Failure> {
     let snapshots = live::snapshots()?;
-    let clients: Vec<Client<'_>> = match pid {
-        Some(pid) => {
-            let run = run_of(&snapshots, pid).ok_or_else(|| live::no_run(pid))?;
-            vec![Client::of(run)]
+    let clients: Vec<Client<'_>> = match wanted {
+        Some(wanted) => {
+            vec![Client::of(live::one_of(&snapshots, wanted)?)]
         }
         None => snapshots.iter().map(Client::of).collect(),
     };

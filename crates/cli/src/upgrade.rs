@@ -59,18 +59,18 @@ pub(crate) fn upgrade(args: &UpgradeArgs) -> Result<u8, Failure> {
             "give the path of an undercroft binary",
         )
     })?;
-    let mut wanted = Vec::new();
-    for pid in &args.pids {
-        let run = live::run_of(*pid)?.pid;
-        if !wanted.contains(&run) {
-            wanted.push(run);
+    let mut runs_wanted = Vec::new();
+    for wanted in &args.pids {
+        let run = live::run_of(wanted)?.pid;
+        if !runs_wanted.contains(&run) {
+            runs_wanted.push(run);
         }
     }
     if args.pids.is_empty() {
-        wanted = live::snapshots()?.iter().map(|run| run.pid).collect();
+        runs_wanted = live::snapshots()?.iter().map(|run| run.pid).collect();
     }
     let mut runs = Vec::new();
-    for pid in wanted {
+    for pid in runs_wanted {
         runs.push(one(pid, &binary, args.json)?);
     }
     if args.json {

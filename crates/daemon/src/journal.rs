@@ -7,22 +7,13 @@ use std::time::Duration;
 
 use serde::Serialize;
 use time::OffsetDateTime;
-use time::format_description::well_known::Rfc3339;
 use undercroft_base::Bytes;
+use undercroft_terminal::{LogFormat, log_object, log_time};
 
 use crate::member::Member;
 
 /// Least time between two lines about the limit of one run: it moves many times a second.
 const LIMIT_EVERY: Duration = Duration::from_secs(1);
-
-/// Form of the log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LogFormat {
-    /// A sentence for people.
-    Text,
-    /// An object of JSON, for programs.
-    Json,
-}
 
 /// An event of the log.
 #[derive(Debug, Serialize)]
@@ -126,27 +117,15 @@ impl Event<'_> {
 
     /// The line, without its end. Bytes that a terminal would obey are escaped.
     fn line(&self, format: LogFormat, now: OffsetDateTime) -> String {
-        let millis = u32::from(now.millisecond()) * 1_000_000;
-        let now = now.replace_nanosecond(millis).unwrap_or(now);
-        let time = now.format(&Rfc3339).unwrap_or_default();
         match format {
             LogFormat::Text => {
                 let text = self.text();
                 let shown = text
                     .chars()
                     .map(|of| if of.is_control() { '?' } else { of });
-                format!("{time} {}", shown.collect::<String>())
+                format!("{} {}", log_time(now), shown.collect::<String>())
             }
-            LogFormat::Json => {
-                #[derive(Serialize)]
-                struct Line<'a> {
-                    time: &'a str,
-                    #[serde(flatten)]
-                    event: &'a Event<'a>,
-                }
-                let time = &time;
-                serde_json::to_string(&Line { time, event: self }).unwrap_or_default()
-            }
+            LogFormat::Json => log_object(self, now),
         }
     }
 }

@@ -29,5 +29,4 @@ mod storage;
 mod store;
 
 pub use config::{Config, ConfigError};
-pub use journal::LogFormat;
 pub use server::{ServeError, serve};

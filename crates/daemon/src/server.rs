@@ -18,10 +18,11 @@ use undercroft_keeper::status;
 use undercroft_proto::grant::{Lines, SOCKET, ToDaemon, ToKeeper, line};
 use undercroft_sys::fdpass::{self, FDS_MAX};
 use undercroft_sys::inherit;
+use undercroft_terminal::LogFormat;
 
 use crate::config::Config;
 use crate::devices::Devices;
-use crate::journal::{Event, Journal, LogFormat, RunName};
+use crate::journal::{Event, Journal, RunName};
 use crate::members::{Members, Said};
 
 /// The file whose lock says that a daemon runs.

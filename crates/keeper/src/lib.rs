@@ -21,13 +21,15 @@ use rustix::event::{PollFd, PollFlags, poll};
 use undercroft_proto::is_agent;
 use undercroft_proto::messages::{Notice, Request};
 use undercroft_proto::options::RunOptions;
-use undercroft_proto::report::{Report, human_summary};
+use undercroft_proto::report::Report;
 use undercroft_proto::tiers;
 use undercroft_sys::inherit::{self, Given};
 use undercroft_sys::process::{self, PidFd};
 use undercroft_sys::procfs;
 use undercroft_sys::signal::{self, Received, Signals};
 use undercroft_sys::title;
+use undercroft_sys::uffd::UffdDevice;
+use undercroft_terminal::log_message;
 use undercroft_tier::open::{OpenError, OpenTier};
 use undercroft_tier::profile;
 use undercroft_wire::protocol::SOCKET_VARIABLE;
@@ -37,6 +39,7 @@ mod estate;
 mod front;
 pub mod held;
 mod left;
+mod others;
 mod outside;
 mod passing;
 pub mod place;
@@ -46,6 +49,7 @@ mod stub;
 mod succession;
 pub mod upgrade;
 mod voice;
+pub mod wanted;
 
 use delivery::{Delivery, NoReport};
 use estate::Estate;
@@ -128,7 +132,7 @@ pub fn run(options: &RunOptions) -> i32 {
         Ok((given, signals, Side::Front(front))) => front.serve(given, &signals),
         Ok((given, signals, Side::Keeper(line))) => keep(options, given, signals, line),
         Err(error) => {
-            let _ = writeln!(io::stderr(), "undercroft: {error}");
+            complain(options, &error);
             return OUR_FAILURE;
         }
     };
@@ -141,12 +145,18 @@ pub fn run(options: &RunOptions) -> i32 {
     }
 }
 
+/// Says why nothing begins, without a voice.
+fn complain(options: &RunOptions, error: &io::Error) {
+    let text = log_message(options.log, &error.to_string());
+    let _ = io::stderr().write_all(text.as_bytes());
+}
+
 /// The keeper's part of [`run`].
 fn keep(options: &RunOptions, given: Given, signals: Signals, line: Line) -> End {
-    let mut voice = match Voice::new() {
+    let mut voice = match Voice::new(options.log, options.client.name.clone()) {
         Ok(voice) => voice,
         Err(error) => {
-            let _ = writeln!(io::stderr(), "undercroft: {error}");
+            complain(options, &error);
             return End::Status(OUR_FAILURE);
         }
     };
@@ -328,6 +338,9 @@ fn try_run(
     };
     pass_on_early(early, &program);
     outside.line.say(Word::Started(program.id()));
+    if !options.client.quiet {
+        voice.started(program.id(), options);
+    }
     // The program may wipe its arguments, so ours must not have them longer than it does.
     let _ = title::set(&format!("undercroft: keeper of {}", program.id()));
     given.close();
@@ -497,6 +510,10 @@ fn start_program(
         command.process_group(group as i32); // a terminal's keys are for it
     }
     outside.signals.put_back_in(&mut command);
+    // The user has it for us. Without the device the program's own library needs it.
+    if process::passes_ptrace_on() && UffdDevice::open().is_ok() {
+        process::keep_ptrace_from(&mut command);
+    }
     let spawned = command.spawn();
     spawned.map_err(|error| {
         let shown = Path::new(name).display().to_string();
@@ -730,13 +747,8 @@ fn deliver(to: Option<Delivery>, options: &RunOptions, report: &Report, voice: &
         voice.say(&error.to_string());
     }
     if !options.client.quiet {
-        voice.print(human_summary(report, uses_color()));
+        voice.ended(report);
     }
-}
-
-fn uses_color() -> bool {
-    use std::io::IsTerminal;
-    io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none()
 }
 
 #[cfg(test)]

@@ -5,7 +5,6 @@ use std::process::{Child, ExitStatus};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use undercroft_proto::messages::Request;
-use undercroft_proto::report::human_summary;
 use undercroft_sys::procfs;
 use undercroft_sys::signal::{self, SIGCHLD, SIGTSTP, SIGTTIN, SIGTTOU, Signals};
 
@@ -13,7 +12,7 @@ use super::front::{Heard, Line, Word};
 use super::left::pass_to_leftovers;
 use super::passing::{self, Scene};
 use super::voice::Voice;
-use super::{End, Finished, Manager, READY, ask_for_report, uses_color};
+use super::{End, Finished, Manager, READY, ask_for_report};
 
 /// The program's signals, the front and the user: all that the keeper serves besides its manager.
 pub(super) struct Outside {
@@ -52,7 +51,7 @@ pub(super) fn leave(
     let report = ask_for_report(manager, &request, Instant::now() + READY);
     if !outside.quiet {
         if let Finished::Report(report) = report {
-            voice.print(human_summary(&report, uses_color()));
+            voice.ended(&report);
         }
         let (processes, go) = match left {
             1 => ("1 process".to_owned(), "goes"),

@@ -295,6 +295,14 @@ fn place_of(candidate: &Candidate, user: u32) -> io::Result<PathBuf> {
     })
 }
 
+/// Another user's directory of runs, open. `None`: there is none that is fit.
+pub(crate) fn open_of(path: &Path, user: u32) -> Option<OwnedFd> {
+    let path = std::fs::canonicalize(path.parent()?)
+        .ok()?
+        .join(path.file_name()?);
+    check(&path, user).ok()
+}
+
 /// Opens a candidate, making it when it is missing.
 fn prepare(candidate: &Candidate, user: u32) -> Result<(PathBuf, OwnedFd), PlaceError> {
     let make = |path: &Path| {
@@ -318,6 +326,9 @@ fn prepare(candidate: &Candidate, user: u32) -> Result<(PathBuf, OwnedFd), Place
     let mounted = fstatvfs(&base).map_err(|why| PlaceError::unusable(&path, why))?;
     if mounted.f_flag.contains(StatVfsMountFlags::NOEXEC) {
         return Err(PlaceError::NoExec(path));
+    }
+    if mounted.f_flag.contains(StatVfsMountFlags::RDONLY) {
+        return Err(PlaceError::unusable(&path, Errno::ROFS));
     }
     Ok((path, base))
 }

@@ -1,4 +1,4 @@
-//! Asks the running clients of this user: for their status, or to do something.
+//! Asks running clients: for their status, or to do something.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -14,8 +14,9 @@ use undercroft_proto::report::Snapshot;
 
 use serde::de::DeserializeOwned;
 
-use undercroft_sys::procfs::{read_maps, status_number};
+use undercroft_sys::procfs::read_maps;
 
+use crate::others;
 use crate::place::{SHIM_NAME, STATUS_SOCKET, bases, is_run};
 
 /// Longest time that one manager may take to take the call, and then to answer.
@@ -37,28 +38,24 @@ fn sockets() -> impl Iterator<Item = PathBuf> {
         .map(|entry| entry.path().join(STATUS_SOCKET))
 }
 
-/// The snapshots of all runs that answer, in order of the keeper's process id. A run that ends
-/// meanwhile is left out.
+/// The snapshots of all runs of this user that answer, in order of the keeper's process id. A run
+/// that ends meanwhile is left out.
 pub fn snapshots() -> Vec<Snapshot> {
     let answers = sockets().filter_map(|socket| status_of(&socket, PATIENCE));
-    let mut found: Vec<Snapshot> = answers.collect();
-    found.sort_by_key(|snapshot| snapshot.pid);
-    found
+    in_order(answers.collect())
 }
 
-/// Most ancestors of a process that are looked at.
-const ANCESTORS_MAX: usize = 256;
+/// The same, and the runs of other users, which only root can see. `others.rs` says how far they
+/// are believed.
+pub fn snapshots_of_all() -> Vec<Snapshot> {
+    let mut found = snapshots();
+    found.extend(others::snapshots());
+    in_order(found)
+}
 
-/// The run that a process belongs to: any of the program, or of ours. Of a run inside a run it is
-/// the inner one. `None`: it belongs to none of them.
-pub fn run_of(runs: &[Snapshot], pid: u32) -> Option<&Snapshot> {
-    let parent = |pid: &u32| {
-        let parent = status_number(*pid, "PPid")?;
-        u32::try_from(parent).ok().filter(|parent| *parent > 0)
-    };
-    let line = std::iter::successors(Some(pid), parent).take(ANCESTORS_MAX);
-    line.into_iter()
-        .find_map(|pid| runs.iter().find(|run| run.is_of(pid)))
+fn in_order(mut found: Vec<Snapshot>) -> Vec<Snapshot> {
+    found.sort_by_key(|snapshot| snapshot.pid);
+    found
 }
 
 /// The status of one run. `None`: it gives none in time, or one that is none.
@@ -66,6 +63,11 @@ pub fn run_of(runs: &[Snapshot], pid: u32) -> Option<&Snapshot> {
 /// * `patience`: for the connection, and once more for the whole answer.
 pub(super) fn status_of(socket: &Path, patience: Duration) -> Option<Snapshot> {
     serde_json::from_slice(&exchange(socket, &[], patience)?).ok()
+}
+
+/// The user for whom this process acts.
+pub fn user() -> u32 {
+    rustix::process::geteuid().as_raw()
 }
 
 /// Longest time that another tier may take to be opened and measured.
@@ -138,12 +140,12 @@ fn exchange(socket: &Path, question: &[u8], patience: Duration) -> Option<Vec<u8
     // A peer that has answered and gone already refuses the question.
     stream.write_all(question).ok()?;
     let _ = stream.shutdown(Shutdown::Write);
-    answer(stream, patience)
+    answer(stream, patience, ANSWER_BYTES_MAX)
 }
 
 /// Connects. A manager that takes no calls leaves the kernel's queue full, and a connect then waits
 /// as long as a send may.
-pub(super) fn call(socket: &Path, patience: Duration) -> Option<UnixStream> {
+pub(crate) fn call(socket: &Path, patience: Duration) -> Option<UnixStream> {
     let address = SocketAddrUnix::new(socket).ok()?;
     let flags = SocketFlags::CLOEXEC;
     let ours = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).ok()?;
@@ -152,9 +154,13 @@ pub(super) fn call(socket: &Path, patience: Duration) -> Option<UnixStream> {
     Some(UnixStream::from(ours))
 }
 
-/// All that comes up to the end of the stream. `None`: it is longer than [`ANSWER_BYTES_MAX`], or
-/// takes longer than `patience`.
-fn answer(mut stream: UnixStream, patience: Duration) -> Option<Vec<u8>> {
+/// All that comes up to the end of the stream. `None`: it is longer than `bytes_max`, or takes
+/// longer than `patience`.
+pub(crate) fn answer(
+    mut stream: UnixStream,
+    patience: Duration,
+    bytes_max: u64,
+) -> Option<Vec<u8>> {
     let deadline = Instant::now() + patience;
     let (mut all, mut some) = (Vec::new(), vec![0; 1 << 16]);
     loop {
@@ -165,7 +171,7 @@ fn answer(mut stream: UnixStream, patience: Duration) -> Option<Vec<u8>> {
         if got == 0 {
             return Some(all);
         }
-        if (all.len() + got) as u64 > ANSWER_BYTES_MAX {
+        if (all.len() + got) as u64 > bytes_max {
             return None;
         }
         all.extend_from_slice(&some[..got]);

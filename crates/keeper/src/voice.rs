@@ -1,9 +1,16 @@
 //! The keeper's messages on standard error. A thread of their own writes them. So the run and its
 //! end do not wait for a full pipe, a full disk or a stopped terminal.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use time::OffsetDateTime;
+use undercroft_proto::name::RunName;
+use undercroft_proto::options::RunOptions;
+use undercroft_proto::report::{Report, human_summary};
+use undercroft_terminal::{LogFormat, log_object};
 
 /// Messages that may wait to be written; further ones are dropped.
 const WAITING_MAX: usize = 64;
@@ -20,7 +27,37 @@ enum Said {
     Done(SyncSender<()>),
 }
 
+/// An event of a run, in a log for programs. It has the numbers that the daemon's log has.
+#[derive(Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+enum Event<'a> {
+    /// The program has started.
+    Started {
+        client_pid: u32,
+        program: &'a str,
+        limit_bytes: Option<u64>,
+        class: Option<&'a str>,
+    },
+    /// A sentence of the keeper or the manager.
+    Message { text: &'a str },
+    /// The program has ended. The report (`--report`) says more.
+    Ended {
+        exit_status: i32,
+        signal: Option<i32>,
+        wall_seconds: f64,
+        memory_bytes_peak: u64,
+        dram_bytes_peak: u64,
+        faults: u64,
+        stall_seconds: f64,
+        limit_exceeded_seconds: f64,
+        lost_pages: u64,
+    },
+}
+
 pub(super) struct Voice {
+    format: LogFormat,
+    /// The run's name, if it has one.
+    name: Option<RunName>,
     to: SyncSender<Said>,
     done: Receiver<()>,
     budget: Budget,
@@ -28,7 +65,7 @@ pub(super) struct Voice {
 
 impl Voice {
     /// Call this after signals are blocked: the thread inherits the mask.
-    pub(super) fn new() -> io::Result<Voice> {
+    pub(super) fn new(format: LogFormat, name: Option<RunName>) -> io::Result<Voice> {
         let (to, from) = sync_channel::<Said>(WAITING_MAX);
         let (ended, done) = sync_channel(1);
         std::thread::Builder::new()
@@ -43,6 +80,8 @@ impl Voice {
                 let _ = ended.send(());
             })?;
         Ok(Voice {
+            format,
+            name,
             to,
             done,
             budget: Budget::new(Instant::now()),
@@ -51,11 +90,62 @@ impl Voice {
 
     /// Writes a message of the keeper's own.
     pub(super) fn say(&self, text: &str) {
-        self.print(format!("undercroft: {text}\n"));
+        match self.format {
+            LogFormat::Text => self.print(format!("undercroft: {text}\n")),
+            LogFormat::Json => self.log(&Event::Message { text }),
+        }
+    }
+
+    /// Tells programs that the client's program has started.
+    pub(super) fn started(&self, client_pid: u32, options: &RunOptions) {
+        if self.format == LogFormat::Json {
+            let limit = options.client.memory_max.0;
+            let path = options.command[0].to_string_lossy();
+            self.log(&Event::Started {
+                client_pid,
+                program: path.rsplit('/').next().unwrap_or_default(),
+                limit_bytes: (limit != u64::MAX).then_some(limit),
+                class: options.client.class.as_deref(),
+            });
+        }
+    }
+
+    /// Tells how the run went.
+    pub(super) fn ended(&self, report: &Report) {
+        match self.format {
+            LogFormat::Text => self.print(human_summary(report, uses_color())),
+            LogFormat::Json => self.log(&Event::Ended {
+                exit_status: report.exit_status,
+                signal: report.signal,
+                wall_seconds: report.wall_seconds,
+                memory_bytes_peak: report.memory_bytes_peak,
+                dram_bytes_peak: report.dram_bytes_peak,
+                faults: report.faults.total,
+                stall_seconds: report.stall_seconds,
+                limit_exceeded_seconds: report.limit_exceeded.seconds,
+                lost_pages: report.counters.lost,
+            }),
+        }
+    }
+
+    fn log(&self, event: &Event<'_>) {
+        #[derive(Serialize)]
+        struct OfRun<'a> {
+            pid: u32,
+            name: Option<String>,
+            #[serde(flatten)]
+            event: &'a Event<'a>,
+        }
+        let of_run = OfRun {
+            pid: std::process::id(),
+            name: self.name.as_ref().map(ToString::to_string),
+            event,
+        };
+        self.print(log_object(&of_run, OffsetDateTime::now_utc()) + "\n");
     }
 
     /// Writes text as it is.
-    pub(super) fn print(&self, text: String) {
+    fn print(&self, text: String) {
         let _ = self.to.try_send(Said::Text(text));
     }
 
@@ -85,6 +175,10 @@ impl Voice {
         drop(self.to);
         let _ = self.done.recv_timeout(PATIENCE);
     }
+}
+
+fn uses_color() -> bool {
+    io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none()
 }
 
 /// Allows a burst of lines, and then one a second.

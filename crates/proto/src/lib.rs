@@ -5,7 +5,7 @@
 //! |---|---|
 //! | [`messages`] | keeper and manager; users and the daemon, to a manager |
 //! | [`grant`] | keeper and daemon |
-//! | [`options`], [`tiers`] | command line, keeper and manager |
+//! | [`name`], [`options`], [`tiers`] | command line, keeper and manager |
 //! | [`report`] | manager, and all who read reports and status |
 //! | [`legacy`], [`versions`] | one manager and the next |
 //!
@@ -14,6 +14,7 @@
 pub mod grant;
 pub mod legacy;
 pub mod messages;
+pub mod name;
 pub mod options;
 pub mod report;
 pub mod tiers;

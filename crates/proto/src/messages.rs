@@ -194,7 +194,7 @@ mod tests {
         "nanos":500}},"latency":"p99=200us","latency_control":true,"stall_max":"30%",
         "takeovers_max":7,"class":"web","memory_price":"4.5",
         "rights":{"cpus":"0-3,6","realtime":false,"moves":33554432},
-        "compressors":null},
+        "name":"a-1","compressors":null},
         "command":{"words":["sort","-n"],"arguments":1},"keeper":7,"front":6,"shim":["/a/shim","/a/socket"],
         "listener":3,"link":4,"status":5,"ledger":6,"ledger_chunks":512,
         "tiers":[{"memory":7,"backing":null,"device":null,"bell":null,"profile":null},

@@ -12,8 +12,11 @@ use undercroft_policy::place::PlacementName;
 use undercroft_policy::prefetch::PrefetchName;
 use undercroft_policy::reclaim::ReclaimName;
 use undercroft_qos::{LatencyBound, StallMax};
+use undercroft_terminal::LogFormat;
 use undercroft_tier::shape::read_time;
 use undercroft_tier::spec::TierSpec;
+
+use crate::name::RunName;
 
 /// The manager's choice when every tier is full and the limit is reached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -82,6 +85,9 @@ pub struct ClientOptions {
     pub memory_price: Option<Price>,
     /// The manager's rights on the machine.
     pub rights: Rights,
+    /// The name that a person gave to the run; `None` = none.
+    #[serde(default, with = "as_bound")]
+    pub name: Option<RunName>,
     /// Threads that compress, with the evictor; `None` = by the number of CPUs.
     pub compressors: Option<usize>,
 }
@@ -208,6 +214,8 @@ pub struct RunOptions {
     pub daemon: Option<String>,
     /// Wait until everything that the program started has ended, too.
     pub wait_all: bool,
+    /// Form of what is printed on standard error.
+    pub log: LogFormat,
 }
 
 /// A size in JSON: its number of bytes.
@@ -246,7 +254,7 @@ mod as_name {
     }
 }
 
-/// A bound or a price in JSON: its text, or null.
+/// A bound, a price or a name in JSON: its text, or null.
 pub(crate) mod as_bound {
     use std::fmt::Display;
     use std::str::FromStr;
@@ -319,6 +327,7 @@ mod tests {
                 realtime: false,
                 moves: Bytes(5 << 20),
             },
+            name: Some("web".parse().expect("a name")),
             compressors: Some(3),
         }
     }
@@ -374,6 +383,7 @@ mod tests {
             )
         );
         assert_eq!(got.memory_price, options.memory_price);
+        assert_eq!(got.name, options.name);
         assert_eq!(got.rights.cpus, options.rights.cpus);
         assert_eq!(got.rights.moves, options.rights.moves);
         for (right, wrong) in [

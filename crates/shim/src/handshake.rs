@@ -8,7 +8,7 @@ use undercroft_wire::protocol::*;
 use crate::agent::{Start, start_agent};
 use crate::life::Life;
 use crate::mapping::Mapping;
-use crate::raw::{PAGE, STACK, advice, call3, call6, close, close_all, nr};
+use crate::raw::{ENOTTY, PAGE, STACK, advice, call3, call6, close, close_all, nr};
 use crate::socket::{receive, send};
 use crate::{ADDRESS, BEACON, COMMAND, OWNER};
 
@@ -211,10 +211,16 @@ impl Uffds {
     }
 }
 
+/// By the device. A manager that has none gives another file, which does not know the request:
+/// then by the system call.
 fn new_uffd(device: usize) -> Option<usize> {
     let flags = 0o2000000 | 0o4000; // O_CLOEXEC | O_NONBLOCK
     // SAFETY: the request takes flags, no address.
-    let made = unsafe { call3(nr::IOCTL, device, UFFD_NEW, flags) };
+    let mut made = unsafe { call3(nr::IOCTL, device, UFFD_NEW, flags) };
+    if made == ENOTTY {
+        // SAFETY: takes flags.
+        made = unsafe { call3(nr::USERFAULTFD, flags, 0, 0) };
+    }
     usize::try_from(made).ok()
 }
 

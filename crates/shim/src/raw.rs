@@ -52,6 +52,7 @@ pub(crate) mod nr {
     pub(crate) const PRLIMIT64: usize = 302;
     pub(crate) const SECCOMP: usize = 317;
     pub(crate) const EXECVEAT: usize = 322;
+    pub(crate) const USERFAULTFD: usize = 323;
     pub(crate) const CLOSE_RANGE: usize = 436;
     pub(crate) const FUTEX_WAITV: usize = 449;
 }
@@ -75,6 +76,7 @@ pub(crate) const EBUSY: isize = -16;
 pub(crate) const EEXIST: isize = -17;
 pub(crate) const EINVAL: isize = -22;
 pub(crate) const EMFILE: isize = -24;
+pub(crate) const ENOTTY: isize = -25;
 
 /// A raw system call.
 ///

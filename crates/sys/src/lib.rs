@@ -28,5 +28,6 @@ pub mod sideband;
 pub mod signal;
 pub mod title;
 pub mod uffd;
+pub mod uffd_source;
 
 mod ioctl;

@@ -2,6 +2,8 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::time::Duration;
 
 use rustix::process::{Pid, PidfdFlags, Signal};
@@ -445,6 +447,53 @@ fn pause_for_ever() -> ! {
 }
 
 /// A hexadecimal number from `/proc/PID/status`: `CapEff`, `SigBlk`.
+/// CAP_SYS_PTRACE.
+const CAP_SYS_PTRACE: u32 = 19;
+
+/// Whether a user's process has CAP_SYS_PTRACE for those that it starts: in its ambient set, as
+/// setpriv(1) and systemd put it there. Root's processes have it by their user.
+pub fn passes_ptrace_on() -> bool {
+    let ambient = status_hex(std::process::id(), "CapAmb").unwrap_or(0);
+    ambient >> CAP_SYS_PTRACE & 1 == 1 && !rustix::process::geteuid().is_root()
+}
+
+/// Whether this process has CAP_SYS_PTRACE. Inside a user namespace that says little.
+pub fn has_ptrace() -> bool {
+    let effective = status_hex(std::process::id(), "CapEff").unwrap_or(0);
+    effective >> CAP_SYS_PTRACE & 1 == 1
+}
+
+/// Makes this process's files in /proc its own again, as those of a program are: file capabilities
+/// on its binary had closed them. Another process of the user still needs the same capabilities to
+/// trace it.
+pub fn become_dumpable() -> io::Result<()> {
+    let dumpable = rustix::process::DumpableBehavior::Dumpable;
+    Ok(rustix::process::set_dumpable_behavior(dumpable)?)
+}
+
+/// Has `command` started without CAP_SYS_PTRACE in its ambient set.
+pub fn keep_ptrace_from(command: &mut Command) {
+    let lower = || {
+        // SAFETY: PR_CAP_AMBIENT_LOWER takes numbers only, and changes this process alone.
+        let result = unsafe {
+            libc::prctl(
+                libc::PR_CAP_AMBIENT,
+                libc::PR_CAP_AMBIENT_LOWER as libc::c_ulong,
+                libc::c_ulong::from(CAP_SYS_PTRACE),
+                0 as libc::c_ulong,
+                0 as libc::c_ulong,
+            )
+        };
+        if result == 0 {
+            Ok(())
+        } else {
+            Err(io::Error::last_os_error())
+        }
+    };
+    // SAFETY: runs between fork and exec: prctl(2) is a system call, and nothing is allocated.
+    unsafe { command.pre_exec(lower) };
+}
+
 pub(crate) fn status_hex(id: u32, key: &str) -> Option<u64> {
     let text = procfs::text_of(&format!("/proc/{id}/status")).ok()?;
     u64::from_str_radix(procfs::status_line(&text, key)?.trim(), 16).ok()

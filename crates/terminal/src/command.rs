@@ -38,7 +38,7 @@ fn quoted(word: &str) -> String {
 
 /// Whether a terminal may do something else than show this character: control characters, line
 /// ends, marks that change the direction of writing.
-fn is_obeyed(c: char) -> bool {
+pub fn is_obeyed(c: char) -> bool {
     let direction = [
         '\u{200e}'..='\u{200f}',
         '\u{2028}'..='\u{202e}',

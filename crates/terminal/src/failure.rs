@@ -3,6 +3,8 @@
 
 use std::fmt;
 
+use serde::Serialize;
+
 /// Our own exit statuses; any other is the program's.
 pub mod status {
     /// A command other than `run` failed.
@@ -22,7 +24,8 @@ pub mod status {
 }
 
 /// A refusal or failure, ready to be printed.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "event", rename = "failed")]
 pub struct Failure {
     /// The thing that did not work, by name.
     pub what: String,

@@ -3,13 +3,15 @@
 
 mod command;
 mod failure;
+mod log;
 
 use std::io::{self, Write};
 
 use serde::Serialize;
 
-pub use command::command_line;
+pub use command::{command_line, is_obeyed};
 pub use failure::{Failure, status};
+pub use log::{LogFormat, log_failure, log_message, log_object, log_time};
 
 /// Prints `value` as indented JSON on standard output.
 pub fn json<T: Serialize>(value: &T) -> Result<(), Failure> {

@@ -125,7 +125,7 @@ pub(super) fn table(runs: &[Listed], order: Order, width: u16) -> Table<'static>
     let rows = runs.iter().map(|run| {
         let number = |of: &Column| Cell::from(Line::from((of.text)(run)).right_aligned());
         let numbers = columns.iter().map(|(column, _)| number(column));
-        Row::new(numbers.chain([Cell::from(run.now.command_line())]))
+        Row::new(numbers.chain([Cell::from(run.title())]))
     });
     let widths = columns
         .iter()

@@ -30,7 +30,7 @@ s         sort by stall
 m         sort by memory
 p         sort by process id
 r         reverse the order
-/         show only runs whose command,
+/         show only runs whose name, command,
           class or process id has a text;
           Enter keeps it, Esc drops it
 space     hold the picture, or go on
@@ -145,7 +145,7 @@ fn graph(run: &Listed, width: u16, scale: f64, of: impl Fn(&Listed, usize) -> f6
 
 fn selected(frame: &mut Frame<'_>, area: Rect, run: &Listed, facts: Vec<String>) {
     let now = &run.now;
-    let block = Block::bordered().title(format!(" {}  {} ", now.pid, now.command_line()));
+    let block = Block::bordered().title(format!(" {}  {} ", now.pid, run.title()));
     let inner = block.inner(area);
     frame.render_widget(block, area);
     let [text, graphs] =
@@ -178,6 +178,7 @@ fn selected(frame: &mut Frame<'_>, area: Rect, run: &Listed, facts: Vec<String>)
 /// Facts of a run, in lines of this width.
 fn facts(now: &Snapshot, width: usize) -> Vec<String> {
     let mut first = vec![format!("up {}", time(now.uptime_seconds))];
+    first.extend(now.uid.map(|user| format!("user {user}")));
     first.extend(now.class.as_ref().map(|class| format!("class {class}")));
     first.extend([
         format!(
@@ -380,12 +381,14 @@ mod tests {
         let mut other = snapshot(300, 5.0, 10, 0.0);
         other.command = vec!["/usr/bin/Python3".to_owned()];
         other.class = Some("batch".to_owned());
+        other.name = Some("nightly".to_owned());
         let looks = vec![snapshot(100, 4.0, 1010, 0.0), other.clone()];
         list.update(Instant::now(), looks);
-        for text in ["python", "batch", "300"] {
+        for text in ["python", "batch", "300", "nightly"] {
             list.set_filter(text.to_owned());
             let picture = screen(&mut list);
             assert!(picture.contains("1 runs") && picture.contains(&format!("with `{text}`")));
+            assert!(picture.contains("nightly: /usr/bin/Python3"), "{picture}");
             assert!(!picture.contains("redis-server"), "{picture}");
             assert_eq!(list.selected_at(), Some(0));
         }

@@ -72,15 +72,24 @@ pub(super) struct Listed {
 }
 
 impl Listed {
+    /// Its name, if it has one, and its command.
+    pub(super) fn title(&self) -> String {
+        let command = self.now.command_line();
+        match &self.now.name {
+            Some(name) => format!("{name}: {command}"),
+            None => command,
+        }
+    }
+
     /// Its newest rates; zero before there are any.
     pub(super) fn rate(&self) -> Rate {
         self.rates.back().copied().unwrap_or_default()
     }
 
-    /// Whether its command, class or process id has this text, in small letters.
+    /// Whether its name, command, class or process id has this text, in small letters.
     fn has(&self, text: &str) -> bool {
         let class = self.now.class.as_deref().unwrap_or_default();
-        let all = format!("{}\n{class}\n{}", self.now.command_line(), self.now.pid);
+        let all = format!("{}\n{class}\n{}", self.title(), self.now.pid);
         all.to_lowercase().contains(text)
     }
 }
@@ -134,10 +143,10 @@ impl List {
             return;
         }
         self.updated = Some(at);
-        let known = self.runs.drain(..).map(|run| (run.now.client_pid, run));
+        let known = self.runs.drain(..).map(|run| (run.now.pid, run));
         let mut known: HashMap<u32, Listed> = known.collect();
         for now in snapshots {
-            let before = known.remove(&now.client_pid);
+            let before = known.remove(&now.pid);
             let mut rates = VecDeque::new();
             if let Some(before) = before {
                 rates = before.rates;

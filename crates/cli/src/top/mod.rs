@@ -22,7 +22,10 @@ use undercroft_terminal::{Failure, status};
 const KEY_PATIENCE: Duration = Duration::from_millis(100);
 
 /// Shows the runs until the user leaves, or a signal asks for it.
-pub(crate) fn top(interval: Duration, order: Order) -> Result<u8, Failure> {
+///
+/// * `all`: the runs of other users, too.
+pub(crate) fn top(interval: Duration, order: Order, all: bool) -> Result<u8, Failure> {
+    live::check_all(all)?;
     if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
         return Err(Failure::new(
             status::FAILED,
@@ -39,7 +42,7 @@ pub(crate) fn top(interval: Duration, order: Order) -> Result<u8, Failure> {
     ] {
         signal_hook::flag::register(signal, Arc::clone(&ends)).map_err(no_terminal)?;
     }
-    let news = ask_again_and_again(interval);
+    let news = ask_again_and_again(interval, all);
     let mut terminal = ratatui::try_init().map_err(no_terminal)?;
     let shown = show(&mut terminal, &news, List::new(order), &ends);
     ratatui::restore();
@@ -61,12 +64,12 @@ type News = (Instant, Vec<Snapshot>);
 
 /// Asks on a thread of its own, because a run may take seconds to answer. The thread ends with the
 /// process.
-fn ask_again_and_again(interval: Duration) -> Receiver<News> {
+fn ask_again_and_again(interval: Duration, all: bool) -> Receiver<News> {
     let (tell, hear): (Sender<News>, _) = mpsc::channel();
     std::thread::spawn(move || {
         loop {
             let began = Instant::now();
-            let Ok(snapshots) = live::snapshots() else {
+            let Ok(snapshots) = live::snapshots_of(all) else {
                 return;
             };
             if tell.send((began, snapshots)).is_err() {

@@ -358,7 +358,19 @@ fn help_names_every_command_and_no_hidden_one() {
             "{name}: {help}"
         );
     }
-    assert!(printed(&["run", "--help"]).contains("redis-server --port 7001"));
+    let help = printed(&["run", "--help"]);
+    assert!(help.contains("redis-server --port 7001"));
+    // Their lines begin further left than what is said of them.
+    let options = help
+        .lines()
+        .filter(|line| line.find('-').is_some_and(|at| at <= 6));
+    let options: Vec<&str> = options.map(str::trim_start).collect();
+    let options: Vec<&str> = options
+        .into_iter()
+        .filter(|line| line.starts_with('-'))
+        .collect();
+    assert!(options.len() <= 13, "12 and --help: {options:?}");
+    assert!(options.iter().any(|line| line.starts_with("--name <NAME>")));
 }
 
 #[test]
@@ -380,6 +392,8 @@ fn completions_and_manual_pages_are_made_from_the_same_definitions() {
     );
     assert!(!here.path().join("undercroft-help.1").exists());
     assert_eq!(printed(&["man", "run"]), page);
+    let inner = fs::read_to_string(here.path().join("undercroft-tiers-add.1"));
+    assert_eq!(printed(&["man", "tiers", "add"]), inner.expect("a page"));
     assert!(printed(&["man"]).contains("undercroft"));
     refused(&["man", "nothing"], 1, &["no subcommand", "run, demo"]);
     assert_eq!(printed(&["help", "run"]), printed(&["run", "--help"]));

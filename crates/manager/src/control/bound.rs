@@ -259,9 +259,16 @@ impl Control {
         if !self.shared.options.latency_control {
             return Ok(());
         }
-        let capacity = |tier: &MeteredTier| Capacity {
-            read: tier.least_load(),
-            pages: tier.state().capacity_pages().0,
+        let key = &self.shared.books.key;
+        // A tier of which nothing is known is no faster than the one before it.
+        let mut read = Nanos(0);
+        let capacity = |tier: &MeteredTier| {
+            let least = tier.least_load(key);
+            read = if least == Nanos(0) { read } else { least };
+            Capacity {
+                read,
+                pages: tier.state().capacity_pages().0,
+            }
         };
         let capacities: Vec<_> = self.shared.books.tiers.ranked().map(capacity).collect();
         let demand = Demand {
@@ -272,9 +279,13 @@ impl Control {
     }
 
     /// Sets the bounds that the run begins with.
-    pub(super) fn begin_bounds(&mut self) -> Result<(), Refused> {
+    ///
+    /// * `goes_on`: a manager before has admitted them.
+    pub(super) fn begin_bounds(&mut self, goes_on: bool) -> Result<(), Refused> {
         if let Some(bound) = self.shared.options.latency {
-            self.admits(bound)?;
+            if !goes_on {
+                self.admits(bound)?;
+            }
             self.set_bound(Some(bound));
         }
         if let Some(bound) = self.shared.options.stall_max {

@@ -23,7 +23,8 @@ use undercroft_sys::memory::ProcessMemory;
 use undercroft_sys::pagemap::Pagemap;
 use undercroft_sys::process::PidFd;
 use undercroft_sys::procfs::{self, Statm, Tasks};
-use undercroft_sys::uffd::{Features, RegisterMode, Uffd, UffdDevice, UffdError};
+use undercroft_sys::uffd::{Features, RegisterMode, Uffd, UffdError};
+use undercroft_sys::uffd_source::UffdSource;
 use undercroft_wire::parse::{GiveWay, Hello, Ready, answer};
 use undercroft_wire::protocol::{KIND_FORK, STAGING_PAGES};
 
@@ -117,7 +118,7 @@ impl Unmanaged {
 
 /// The handshakes in progress.
 pub(super) struct Greetings {
-    device: UffdDevice,
+    device: UffdSource,
     open: Vec<Greeting>,
     /// No connection is accepted before this time.
     deaf_until: Option<Instant>,
@@ -139,7 +140,7 @@ struct Greeting {
 }
 
 impl Greetings {
-    pub(super) fn new(device: UffdDevice) -> Greetings {
+    pub(super) fn new(device: UffdSource) -> Greetings {
         Greetings {
             device,
             open: Vec::new(),

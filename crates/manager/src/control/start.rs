@@ -22,7 +22,8 @@ use undercroft_sys::process::{self, PidFd};
 use undercroft_sys::restrict;
 use undercroft_sys::ring;
 use undercroft_sys::title;
-use undercroft_sys::uffd::{Features, UffdDevice, UffdError};
+use undercroft_sys::uffd::{Features, UffdError};
+use undercroft_sys::uffd_source::UffdSource;
 use undercroft_tier::measure::RUN_PAGES;
 use undercroft_tier::open::OpenError;
 
@@ -80,15 +81,20 @@ pub fn serve(launch: Launch) -> io::Result<()> {
 /// Why a manager cannot serve. Nothing is registered then. The text has the fix.
 #[derive(Debug, thiserror::Error)]
 enum StartError {
-    #[error("the kernel has no /dev/userfaultfd (Linux 6.1 or newer is needed)")]
+    #[error(
+        "there is no /dev/userfaultfd, and the system call userfaultfd is refused. In a container add the device \
+         (--device /dev/userfaultfd), or CAP_SYS_PTRACE (--cap-add SYS_PTRACE); the kernel has it since Linux 6.1, if \
+         it was built with CONFIG_USERFAULTFD"
+    )]
     NoDevice,
     #[error(
-        "/dev/userfaultfd: {0}; no permission: run as root, or give this user read and write on it"
+        "/dev/userfaultfd: {0}, and the system call userfaultfd is refused: run as root, or give this user the device \
+         or CAP_SYS_PTRACE"
     )]
     Device(io::Error),
     #[error(
         "userfaultfd fork events: {0}; without them a fork child would read zeros. Run as root, but not that of a user \
-         namespace, or with CAP_SYS_PTRACE"
+         namespace, or with CAP_SYS_PTRACE (setpriv --ambient-caps; --cap-add SYS_PTRACE in a container)"
     )]
     NoForkEvents(UffdError),
     #[error("this kernel cannot move pages out of a program; Linux 6.8 or newer is needed")]
@@ -116,8 +122,8 @@ enum StartError {
 
 /// Checks that this process may make userfaultfds that see all faults and events, that pages can be
 /// moved out, and that no swap is on that would lose them.
-fn check_permissions(launch: &Launch) -> Result<SwapWatch, StartError> {
-    let device = UffdDevice::open().map_err(|error| match error.kind() {
+fn check_permissions(launch: &Launch) -> Result<(UffdSource, SwapWatch), StartError> {
+    let device = UffdSource::open().map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => StartError::NoDevice,
         _ => StartError::Device(error),
     })?;
@@ -130,7 +136,7 @@ fn check_permissions(launch: &Launch) -> Result<SwapWatch, StartError> {
         return Err(StartError::NoMoves);
     }
     let swaps = (launch.swaps.as_deref()).map_or_else(Swaps::open, |file| Swaps::of(file, "6.15"));
-    watch_swap(launch.predecessor.is_some(), swaps)
+    Ok((device, watch_swap(launch.predecessor.is_some(), swaps)?))
 }
 
 /// Watches the kernel's swap. A run does not start beside swap that would lose its pages. A
@@ -246,7 +252,7 @@ fn take_rights(rights: &Rights) -> Result<(), StartError> {
 
 fn serve_over(launch: Launch, link: OwnedFd) -> Result<(), StartError> {
     take_rights(&launch.options.rights)?;
-    let mut swap = check_permissions(&launch)?;
+    let (device, mut swap) = check_permissions(&launch)?;
     let keeper = PidFd::open(launch.keeper)?;
     let mark = Mark::new(&launch.shim.0, &launch.shim.1);
     let handover = process::take_inherited(launch.handover)?;
@@ -274,7 +280,7 @@ fn serve_over(launch: Launch, link: OwnedFd) -> Result<(), StartError> {
             holder: (holder, PidFd::open(holder)?),
             ends: epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io::Error::from)?,
         },
-        greetings: Greetings::new(UffdDevice::open()?),
+        greetings: Greetings::new(device),
         watch,
         sizes: Sizes::default(),
         managing: false,
@@ -288,7 +294,7 @@ fn serve_over(launch: Launch, link: OwnedFd) -> Result<(), StartError> {
         shared,
         launch,
     };
-    control.begin_bounds()?;
+    control.begin_bounds(settled.is_some())?;
     if let Some(settled) = settled {
         control.go_on(settled);
         control.obey_again();

@@ -370,6 +370,10 @@ impl Control {
         MissRatioCurve::of(&curve, limit.0, &stats, (wall.since(*since), *since), mean)
     }
 
+    fn name(&self) -> Option<String> {
+        self.shared.options.name.as_ref().map(ToString::to_string)
+    }
+
     fn snapshot(&mut self) -> Snapshot {
         let shared = &self.shared;
         let (stats, dram) = self.memory_now();
@@ -403,6 +407,8 @@ impl Control {
             manager_pid: own,
             command: self.launch.command.words.clone(),
             arguments: self.launch.command.arguments,
+            name: self.name(),
+            uid: None,
             uptime_seconds: uptime.as_secs_f64(),
             class: shared.options.class.clone(),
             memory_max_bytes: limit(shared.gauges.memory_max().0),
@@ -482,6 +488,7 @@ impl Control {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             kernel: kernel_release(),
             command: self.launch.command.words.clone(),
+            name: self.name(),
             exit_status,
             // The keeper knows these three.
             signal: None,

@@ -77,6 +77,7 @@ pub(crate) fn options(tier: &str) -> ClientOptions {
         takeovers_max: 0,
         memory_price: None,
         rights: Rights::default(),
+        name: None,
         compressors: None,
     }
 }

@@ -46,6 +46,9 @@ pub struct Report {
     pub kernel: String,
     /// Program and arguments; bytes that are not UTF-8 are replaced.
     pub command: Vec<String>,
+    /// The name that a person gave to the run; null: none.
+    #[serde(default)]
+    pub name: Option<String>,
     /// Status that `undercroft run` exits with: the child's status, or 128 + signal.
     pub exit_status: i32,
     /// The signal that ended the program; null if none did.

@@ -37,6 +37,12 @@ pub struct Snapshot {
     /// How many arguments the program was given.
     #[serde(default)]
     pub arguments: u64,
+    /// The name that a person gave to it (`run --name`); null: none.
+    #[serde(default)]
+    pub name: Option<String>,
+    /// Number of the user whose run it is; null: the user who asks.
+    #[serde(default)]
+    pub uid: Option<u32>,
     /// Since the program started.
     pub uptime_seconds: f64,
     /// The class in which the daemon gives it memory; null when no daemon does.
@@ -121,6 +127,16 @@ impl Snapshot {
         Some(format!(
             "the daemon gives it memory, as one of class {class}, and would change the limit back"
         ))
+    }
+
+    /// The program as it was given.
+    pub fn program_path(&self) -> &str {
+        self.command.first().map_or("", String::as_str)
+    }
+
+    /// The program's name, without its folder.
+    pub fn program(&self) -> &str {
+        self.program_path().rsplit('/').next().unwrap_or_default()
     }
 
     /// The command on one line, for people.

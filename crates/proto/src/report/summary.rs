@@ -47,7 +47,7 @@ fn lines(report: &Report, paint: impl Fn(&'static str) -> &'static str) -> Strin
             "{}, {}",
             seconds(report.wall_seconds),
             match report.signal {
-                Some(number) => format!("ended by signal {number}"),
+                Some(number) => format!("ended by {}", signal_name(number)),
                 None => format!("exit status {}", report.exit_status),
             }
         ),
@@ -95,6 +95,21 @@ fn lines(report: &Report, paint: impl Fn(&'static str) -> &'static str) -> Strin
         line("warning", format!("{}{warning}{}", paint(WARN), paint(OFF)));
     }
     text
+}
+
+/// Names of the signals from 1 on (x86-64).
+const SIGNALS: [&str; 31] = [
+    "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2",
+    "PIPE", "ALRM", "TERM", "STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG",
+    "XCPU", "XFSZ", "VTALRM", "PROF", "WINCH", "IO", "PWR", "SYS",
+];
+
+fn signal_name(number: i32) -> String {
+    let at = usize::try_from(number - 1).unwrap_or(usize::MAX);
+    match SIGNALS.get(at) {
+        Some(name) => format!("signal {number} (SIG{name})"),
+        None => format!("signal {number}"),
+    }
 }
 
 /// How much memory a program took that no limit held.

@@ -93,6 +93,7 @@ fn sample() -> Report {
         version: "1".into(),
         kernel: kernel_release(),
         command: vec!["redis-server".into(), "--port".into(), "7001".into()],
+        name: None,
         exit_status: 0,
         signal: None,
         pid: 4711,
@@ -324,6 +325,11 @@ fn summary_shows_logical_stored_and_ratio_side_by_side() {
     );
     assert!(text.lines().count() <= 11, "{text}");
     assert!(human_summary(&sample(), true).contains('\x1b'));
+    let piped = Report {
+        signal: Some(13),
+        ..sample()
+    };
+    assert!(human_summary(&piped, false).contains("ended by signal 13 (SIGPIPE)"));
 }
 
 #[test]

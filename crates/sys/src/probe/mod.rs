@@ -7,7 +7,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use rustix::process::{Resource, getrlimit};
@@ -18,6 +18,7 @@ use crate::pagemap::{Category, Pagemap};
 use crate::process;
 use crate::sideband::Sideband;
 use crate::uffd::{Features, Uffd, UffdDevice};
+use crate::uffd_source::UffdSource;
 
 mod swap;
 mod trial;
@@ -58,17 +59,16 @@ pub struct KernelReport {
 impl KernelReport {
     /// All checks, as `undercroft doctor` prints them. Cost: about 40 ms, at most 300 ms.
     ///
-    /// Files are tried in `$UNDERCROFT_DIR`, else in the temporary directory.
-    pub fn take() -> KernelReport {
-        let dir = std::env::var_os("UNDERCROFT_DIR");
-        let dir = dir.map_or_else(std::env::temp_dir, PathBuf::from);
+    /// * `dir`: where the files of tiers are tried.
+    pub fn take(dir: &Path) -> KernelReport {
+        let who = Who::now();
         let mut report = KernelReport::fast();
         report.checks.extend([
-            direct_io(&dir).named("direct I/O"),
+            direct_io(dir).named("direct I/O"),
             memlock().named("locked memory"),
-            fifo().named("real-time priority"),
-            layout_watch().named("layout watch"),
-            access_bits().named("access bits"),
+            fifo(who).named("real-time priority"),
+            layout_watch(who).named("layout watch"),
+            access_bits(who).named("access bits"),
             Swaps::open().check(),
             memory_group().named("memory group"),
             huge_pages(&sysfs("/sys/kernel/mm/transparent_hugepage/enabled"))
@@ -83,16 +83,35 @@ impl KernelReport {
     /// ms (a fork of a large process).
     pub fn fast() -> KernelReport {
         let mut checks = vec![kernel(&sysfs("/proc/sys/kernel/osrelease")).named("kernel")];
-        let device = UffdDevice::open();
-        checks.push(device_check(&device).named("userfaultfd device"));
-        let make = || match &device {
-            Ok(device) => device.create(),
-            // Root without the device node (a container) can still work by system call.
-            Err(_) => Uffd::create_by_syscall(),
+        let who = Who::now();
+        // As `run` does.
+        let source = UffdSource::open();
+        let device = UffdDevice::open().map(drop);
+        checks.push(device_check(&device, source.is_ok(), who).named("userfaultfd device"));
+        let make = || match &source {
+            Ok(source) => source.create(),
+            Err(error) => Err(io::Error::new(error.kind(), error.to_string())),
         };
         checks.extend(features(make().and_then(|uffd| Ok(uffd.api(Features(0))?))));
-        checks.push(fork_event(&make).named("fork events"));
-        checks.push(moves(&make).named("page moves"));
+        let may_trace = process::has_ptrace();
+        let has_source = source.is_ok();
+        checks.push(match (has_source, may_trace) {
+            (true, _) => fork_event(&make, who).named("fork events"),
+            (false, true) => not_tried().named("fork events"),
+            (false, false) => missing(
+                "may not follow forks: no CAP_SYS_PTRACE",
+                &who.lacks("sys_ptrace"),
+            )
+            .named("fork events"),
+        });
+        checks.push(
+            if has_source {
+                moves(&make)
+            } else {
+                not_tried()
+            }
+            .named("page moves"),
+        );
         checks.push(pagemap_scan().named("pagemap scan"));
         checks.push(remote_read().named("reading the program's memory"));
         checks.push(same_memory().named("telling whose memory an agent has"));
@@ -171,27 +190,103 @@ fn kernel(release: &str) -> Check {
     }
 }
 
-fn device_check(device: &io::Result<UffdDevice>) -> Check {
+/// The user who asks, as far as a fix depends on it.
+#[derive(Clone, Copy, Debug)]
+struct Who {
+    user: u32,
+    group: u32,
+    /// In a user namespace below that of the machine: the kernel then counts no capability of it
+    /// for userfaultfd.
+    is_below: bool,
+}
+
+impl Who {
+    fn now() -> Who {
+        let map = sysfs("/proc/self/uid_map");
+        let whole = ["0", "0", "4294967295"];
+        Who {
+            user: rustix::process::geteuid().as_raw(),
+            group: rustix::process::getegid().as_raw(),
+            is_below: !map.is_empty() && !map.split_whitespace().eq(whole),
+        }
+    }
+
+    /// How root gives a run of this user a capability, in two ways.
+    fn with(&self, capability: &str) -> String {
+        let Who { user, group, .. } = self;
+        let upper = capability.to_uppercase();
+        format!(
+            "as root: setpriv --reuid {user} --regid {group} --init-groups --inh-caps +{capability} --ambient-caps \
+             +{capability} undercroft run ..., or: systemd-run --uid {user} --gid {group} --pty \
+             -p AmbientCapabilities=CAP_{upper} undercroft run ..."
+        )
+    }
+
+    /// How to get a capability without which a run works, too.
+    fn may_have(&self, capability: &str) -> String {
+        if self.is_below || self.user == 0 {
+            return self.lacks(capability);
+        }
+        let upper = capability.to_uppercase();
+        format!(
+            "run as root; or give CAP_{upper}, too: --inh-caps +{capability} --ambient-caps +{capability} of setpriv, \
+             AmbientCapabilities=CAP_{upper} of systemd; the program then has it, too"
+        )
+    }
+
+    /// How to get a capability that this user lacks.
+    fn lacks(&self, capability: &str) -> String {
+        let upper = capability.to_uppercase();
+        if self.is_below {
+            "run outside of the user namespace (a rootless container is in one): the kernel counts no capability of it"
+                .to_owned()
+        } else if self.user == 0 {
+            format!(
+                "give the container CAP_{upper}: docker and podman --cap-add {upper}; Kubernetes \
+                 securityContext.capabilities.add: [{upper}]; a systemd unit CapabilityBoundingSet="
+            )
+        } else {
+            format!("run as root; or {}", self.with(capability))
+        }
+    }
+}
+
+/// * `call`: whether the system call serves instead.
+fn device_check(device: &io::Result<()>, call: bool, who: Who) -> Check {
     let Err(error) = device else {
         return ok("/dev/userfaultfd opens");
     };
-    let (detail, fix) = match error.kind() {
-        io::ErrorKind::NotFound => (
-            "/dev/userfaultfd does not exist".into(),
-            "use a kernel of 6.1 or newer with CONFIG_USERFAULTFD=y; in a container add `--device /dev/userfaultfd`",
-        ),
-        io::ErrorKind::PermissionDenied => (
-            "/dev/userfaultfd may not be opened by this user".into(),
-            "run as root, or as root for user NAME, who then logs in again: groupadd -f uffd && usermod -aG uffd NAME \
-             && echo 'KERNEL==\"userfaultfd\", GROUP=\"uffd\", MODE=\"0660\"' > \
-             /etc/udev/rules.d/60-userfaultfd.rules && udevadm control --reload && udevadm trigger /dev/userfaultfd",
-        ),
-        _ => (
-            format!("/dev/userfaultfd does not open: {error}"),
-            "run as root; in a container allow the device",
-        ),
+    let is_absent = error.kind() == io::ErrorKind::NotFound;
+    let detail = if is_absent {
+        "/dev/userfaultfd does not exist".to_owned()
+    } else {
+        format!("/dev/userfaultfd does not open: {error}")
     };
-    missing(detail, fix)
+    let group = format!(
+        "as root: groupadd -f uffd && usermod -aG uffd USER && echo 'KERNEL==\"userfaultfd\", GROUP=\"uffd\", \
+         MODE=\"0660\"' > /etc/udev/rules.d/60-userfaultfd.rules && udevadm control --reload && udevadm trigger \
+         --name-match=userfaultfd, with the name of user {}, who then logs in again",
+        who.user
+    );
+    let container = "in a container add the device: docker and podman --device /dev/userfaultfd";
+    let fix = match (is_absent, who.user) {
+        (true, _) => {
+            format!("{container}; otherwise use Linux 6.1 or newer with CONFIG_USERFAULTFD=y")
+        }
+        (false, 0) => container.to_owned(),
+        (false, _) => group,
+    };
+    if call {
+        degraded(
+            format!(
+                "{detail}; the system call serves instead: the program keeps CAP_SYS_PTRACE, and what its processes \
+                 start after they gave it up is not managed"
+            ),
+            &fix,
+        )
+    } else {
+        missing(detail, &fix)
+    }
 }
 
 /// Feature, name of its check, what its absence means, what to do.
@@ -265,14 +360,20 @@ fn features(have: io::Result<Features>) -> Vec<Check> {
     NEEDED.into_iter().map(check).collect()
 }
 
-fn fork_event(make: &dyn Fn() -> io::Result<Uffd>) -> Check {
+/// A check that needs a userfaultfd, and there is none.
+fn not_tried() -> Check {
+    missing(
+        "not tried: no userfaultfd can be made",
+        "see the check of the device",
+    )
+}
+
+fn fork_event(make: &dyn Fn() -> io::Result<Uffd>, who: Who) -> Check {
     match make().and_then(|uffd| Ok(uffd.api(Features::EVENT_FORK)?)) {
         Ok(_) => ok("may follow forks"),
         Err(error) => missing(
             format!("may not follow forks (CAP_SYS_PTRACE): {error}"),
-            "run as root, but not that of a user namespace; or give a user the capability, which the program keeps: \
-             setpriv --reuid NAME --regid GROUP --init-groups --inh-caps +sys_ptrace --ambient-caps +sys_ptrace \
-             undercroft run ...",
+            &who.lacks("sys_ptrace"),
         ),
     }
 }
@@ -383,9 +484,9 @@ fn direct_io(dir: &Path) -> Check {
             ),
             fix,
         ),
-        (_, Err(error)) => degraded(
+        (_, Err(error)) => missing(
             format!("no temporary file in {}: {error}", dir.display()),
-            fix,
+            "set UNDERCROFT_DIR to a directory on ext4, xfs or btrfs that may be written to; or run with --tier ram",
         ),
     }
 }
@@ -413,39 +514,47 @@ fn memlock() -> Check {
 
 const CAP_IPC_LOCK: u32 = 14;
 
-fn fifo() -> Check {
+fn fifo(who: Who) -> Check {
     // In its own thread: a thread that raised its priority may not be allowed back.
     let tried = std::thread::spawn(|| process::set_fifo(0, 1)).join();
     match tried {
         Ok(Ok(())) => ok("permitted"),
         Ok(Err(error)) => degraded(
             format!("SCHED_FIFO refused ({error}): a busy machine delays faults"),
-            "run as root, or: setcap cap_sys_nice+ep on the undercroft binary",
+            &who.may_have("sys_nice"),
         ),
         Err(_) => degraded("the trial thread failed", "none"),
     }
 }
 
-fn layout_watch() -> Check {
+fn layout_watch(who: Who) -> Check {
     match Sideband::open(std::process::id()) {
         Ok(_) => ok("perf side-band events usable"),
         Err(error) => degraded(
             format!("perf side-band refused ({error}): new mappings are found by re-scanning"),
-            "sysctl kernel.perf_event_paranoid=2 or lower, or give CAP_PERFMON",
+            &format!(
+                "sysctl kernel.perf_event_paranoid=2 or lower; or {}",
+                who.may_have("perfmon")
+            ),
         ),
     }
 }
 
-fn access_bits() -> Check {
+fn access_bits(who: Who) -> Check {
     match AccessScanner::open() {
         Ok(_) => ok("page tables can be walked: `run --access-scan` works"),
         Err(error) => degraded(
             format!("not to be had ({error}): policies learn from faults alone"),
-            match error {
-                AccessError::NotPermitted(_) => "run as root, or give CAP_BPF and CAP_PERFMON",
-                AccessError::NoTypes(_) => "a kernel built with CONFIG_DEBUG_INFO_BTF",
-                AccessError::FiveLevels => "boot with no5lvl",
-                _ => "leave --access-scan out; nothing else needs them",
+            &match error {
+                AccessError::NotPermitted(_) if who.user == 0 => {
+                    "give CAP_BPF and CAP_PERFMON; a user namespace cannot have them".to_owned()
+                }
+                AccessError::NotPermitted(_) => {
+                    "run as root; or give CAP_BPF and CAP_PERFMON as above".to_owned()
+                }
+                AccessError::NoTypes(_) => "a kernel built with CONFIG_DEBUG_INFO_BTF".to_owned(),
+                AccessError::FiveLevels => "boot with no5lvl".to_owned(),
+                _ => "leave --access-scan out; nothing else needs them".to_owned(),
             },
         ),
     }

@@ -9,7 +9,7 @@ fn fast_is_fast_and_every_bad_check_has_a_fix() {
     let start = Instant::now();
     let report = KernelReport::fast();
     let fast = start.elapsed();
-    let report_all = KernelReport::take();
+    let report_all = KernelReport::take(&std::env::temp_dir());
     let all = start.elapsed() - fast;
     eprintln!("fast {fast:?}, all {all:?}");
     for check in &report_all.checks {
@@ -39,10 +39,10 @@ fn a_newer_kernel_is_no_fix_for_what_this_user_may_not_do() {
 #[test]
 fn trials_leave_no_descriptor_and_no_child() {
     let count = || fs::read_dir("/proc/self/fd").unwrap().count();
-    let _ = KernelReport::take();
+    let _ = KernelReport::take(&std::env::temp_dir());
     let before = count();
     for _ in 0..5 {
-        let _ = KernelReport::take();
+        let _ = KernelReport::take(&std::env::temp_dir());
     }
     // Other tests of this process open and close descriptors meanwhile. A leak of one a run would
     // be five, and stay.
@@ -90,12 +90,40 @@ fn a_missing_essential_feature_is_missing_and_a_missing_nicety_degrades() {
     assert_eq!(refused[0].state, State::Missing);
 }
 
+const USER: Who = Who {
+    user: 1000,
+    group: 100,
+    is_below: false,
+};
+
+#[test]
+fn the_fix_of_a_capability_is_for_the_one_who_asks() {
+    let fix = USER.lacks("sys_ptrace");
+    assert!(fix.contains("setpriv --reuid 1000 --regid 100"), "{fix}");
+    assert!(fix.contains("AmbientCapabilities=CAP_SYS_PTRACE"), "{fix}");
+    let root = Who { user: 0, ..USER };
+    let fix = root.lacks("sys_ptrace");
+    assert!(fix.contains("--cap-add SYS_PTRACE"), "{fix}");
+    let below = Who {
+        is_below: true,
+        ..root
+    };
+    for fix in [below.lacks("sys_ptrace"), below.may_have("sys_nice")] {
+        assert!(fix.contains("outside of the user namespace"), "{fix}");
+    }
+    let fix = USER.may_have("sys_nice");
+    assert!(fix.contains("the program then has it"), "{fix}");
+}
+
 #[test]
 fn the_device_check_tells_absence_from_permission() {
-    let gone = device_check(&Err(io::ErrorKind::NotFound.into()));
+    let absent = || Err(io::ErrorKind::NotFound.into());
+    let gone = device_check(&absent(), false, USER);
     assert!(gone.state == State::Missing && gone.fix.contains("CONFIG_USERFAULTFD"));
-    let denied = device_check(&Err(io::ErrorKind::PermissionDenied.into()));
+    let denied = device_check(&Err(io::ErrorKind::PermissionDenied.into()), false, USER);
     assert!(denied.state == State::Missing && denied.fix.contains("udev"));
+    let called = device_check(&absent(), true, USER);
+    assert!(called.state == State::Degraded && called.detail.contains("keeps CAP_SYS_PTRACE"));
 }
 
 #[test]
@@ -117,5 +145,5 @@ fn environment_checks_judge_what_they_read() {
     assert_eq!(overcommit("2").state, State::Degraded);
     assert_eq!(overcommit("1").state, State::Ok);
     let nowhere = direct_io(Path::new("/proc/nowhere"));
-    assert_eq!(nowhere.state, State::Degraded);
+    assert_eq!(nowhere.state, State::Missing);
 }

@@ -31,7 +31,7 @@ pub(super) const ARROWS: [(&str, &[&str]); 27] = [
     ),
     (
         "keeper",
-        &["base", "engine", "proto", "sys", "tier", "wire"],
+        &["base", "engine", "proto", "sys", "terminal", "tier", "wire"],
     ),
     (
         "sim",
@@ -40,7 +40,10 @@ pub(super) const ARROWS: [(&str, &[&str]); 27] = [
         ],
     ),
     ("api", &["base", "keeper", "proto", "qos"]),
-    ("daemon", &["base", "keeper", "proto", "qos", "sys", "tier"]),
+    (
+        "daemon",
+        &["base", "keeper", "proto", "qos", "sys", "terminal", "tier"],
+    ),
     ("rig", &["base"]),
     ("experiments", &["base", "rig", "seeded", "sim", "trace"]),
     (
