@@ -34,7 +34,7 @@ const STYLES: Styles = Styles::styled()
 #[derive(Debug, Parser)]
 #[command(
     name = "undercroft",
-    version,
+    version = env!("UNDERCROFT_VERSION"),
     styles = STYLES,
     max_term_width = 100,
     after_help = "Start with `undercroft doctor`, then `undercroft demo`.\n\

@@ -4,8 +4,8 @@
 //! address space take turns: a change runs a third of them, the next one another.
 
 /// Names begin so, below `crates/tests/tests/live`: live against simulated, bounds of time,
-/// decisions of policies.
-const SECOND: [&str; 19] = [
+/// decisions of policies, a build and a system of their own.
+const SECOND: [&str; 21] = [
     "access_bits::a_hot_set_stays_in_memory",
     "access_bits::by_default_a_run_scans",
     "access_bits::by_default_idle_programs",
@@ -17,6 +17,8 @@ const SECOND: [&str; 19] = [
     "miss_ratio_curve::curve_of_one_run_is_near",
     "one_device::one_control_keeps_the_bounds",
     "one_device::programs_of_a_daemon_slow_each_other",
+    "packaging::image_of_the_static_binary",
+    "packaging::package_in_a_clean_debian",
     "policies::defaults_never_fault_far_more_often",
     "real_time::a_thread_that_spins_in_turns",
     "real_time::a_thread_that_spins_where_another_faults",

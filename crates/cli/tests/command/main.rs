@@ -4,3 +4,4 @@ mod demo;
 mod group;
 mod refusals;
 mod top;
+mod version;

@@ -24,6 +24,7 @@ mod manager_kill;
 mod miss_ratio_curve;
 mod neighbours;
 mod one_device;
+mod packaging;
 mod policies;
 mod real_programs;
 mod real_time;
