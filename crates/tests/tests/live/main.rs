@@ -9,6 +9,7 @@ mod bounds;
 mod core_dump;
 mod daemon;
 mod deaths;
+mod documents;
 mod found;
 mod given_up;
 mod hostile;
