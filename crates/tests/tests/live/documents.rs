@@ -330,7 +330,16 @@ fn program_tells_its_service_manager_that_it_is_ready() {
         .set_read_timeout(Some(Duration::from_secs(30)))
         .expect("a time limit");
     let run = Job::new(undercroft())
-        .args(["run", "-q", "-m", "64M", "--", "systemd-notify", "--ready"])
+        .args([
+            "run",
+            "-q",
+            "-m",
+            "64M",
+            "--",
+            "systemd-notify",
+            "--ready",
+            "--no-block",
+        ])
         .env("NOTIFY_SOCKET", &path)
         .start();
     let mut message = [0; 256];
