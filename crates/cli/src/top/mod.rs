@@ -11,6 +11,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use undercroft_proto::report::Snapshot;
 
 pub(crate) use self::list::Order;
@@ -35,13 +36,13 @@ pub(crate) fn top(interval: Duration, order: Order, all: bool) -> Result<u8, Fai
         ));
     }
     let ends = Arc::new(AtomicBool::new(false));
-    for signal in [
-        signal_hook::consts::SIGTERM,
-        signal_hook::consts::SIGINT,
-        signal_hook::consts::SIGHUP,
-    ] {
+    for signal in [SIGTERM, SIGINT] {
         signal_hook::flag::register(signal, Arc::clone(&ends)).map_err(no_terminal)?;
     }
+    // The terminal is gone: there is nothing to restore, and waiting for a key would never end.
+    let at_once = Arc::new(AtomicBool::new(true));
+    signal_hook::flag::register_conditional_shutdown(SIGHUP, 128 + SIGHUP, at_once)
+        .map_err(no_terminal)?;
     let news = ask_again_and_again(interval, all);
     let mut terminal = ratatui::try_init().map_err(no_terminal)?;
     let shown = show(&mut terminal, &news, List::new(order), &ends);
@@ -87,18 +88,26 @@ fn show(
     mut list: List,
     ends: &AtomicBool,
 ) -> std::io::Result<()> {
+    let mut is_old = true;
     while !ends.load(Ordering::Relaxed) {
         match news.recv_timeout(Duration::ZERO) {
-            Ok((at, snapshots)) => list.update(at, snapshots),
+            Ok((at, snapshots)) => {
+                list.update(at, snapshots);
+                is_old = true;
+            }
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return Ok(()),
         }
-        terminal.draw(|frame| draw::draw(frame, &mut list))?;
-        if event::poll(KEY_PATIENCE)?
-            && let Event::Key(key) = event::read()?
-            && !take(&mut list, key)
-        {
-            return Ok(());
+        if std::mem::take(&mut is_old) {
+            terminal.draw(|frame| draw::draw(frame, &mut list))?;
+        }
+        if event::poll(KEY_PATIENCE)? {
+            is_old = true; // a key, or another size of the terminal
+            if let Event::Key(key) = event::read()?
+                && !take(&mut list, key)
+            {
+                return Ok(());
+            }
         }
     }
     Ok(())
