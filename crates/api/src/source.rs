@@ -48,14 +48,14 @@ pub trait Source: Send + Sync {
 /// The clients on this machine, asked over their sockets.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Live {
-    /// Those of other users, too.
+    /// Whether clients of other users are among them.
     pub of_all: bool,
 }
 
 impl Source for Live {
     fn clients(&self) -> Vec<Snapshot> {
         if self.of_all {
-            keeper::status::snapshots_of_all()
+            keeper::others::snapshots_of_all()
         } else {
             keeper::status::snapshots()
         }

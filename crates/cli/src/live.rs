@@ -57,7 +57,7 @@ pub(crate) fn snapshots() -> Result<Vec<Snapshot>, Failure> {
 pub(crate) fn snapshots_of(all: bool) -> Result<Vec<Snapshot>, Failure> {
     check_all(all)?;
     if all {
-        Ok(keeper::status::snapshots_of_all())
+        Ok(keeper::others::snapshots_of_all())
     } else {
         snapshots()
     }

@@ -39,7 +39,7 @@ mod estate;
 mod front;
 pub mod held;
 mod left;
-mod others;
+pub mod others;
 mod outside;
 mod passing;
 pub mod place;
@@ -301,6 +301,20 @@ fn warn_of(tiers: &[OpenTier], voice: &mut Voice) {
     (warnings.iter()).for_each(|warning| voice.say(&format!("warning: {warning}")));
 }
 
+/// Ties the run to its daemon, before there is a program: a failure harms none.
+fn tie_to_daemon(
+    held: Option<Held>,
+    dir: &RunDir,
+    manager: &mut Manager,
+    voice: &Voice,
+) -> Result<(), RunError> {
+    let kept = held.map_or(Ok(()), |held| held.keep(dir.path(STATUS_SOCKET)));
+    kept.map_err(|why| {
+        manager.end(voice);
+        why.into()
+    })
+}
+
 fn try_run(
     options: &RunOptions,
     given: Given,
@@ -315,11 +329,7 @@ fn try_run(
     let tiers = open_tiers(options, held.as_mut(), voice)?;
     let mut estate = Estate::make(options, &dir, tiers, outside.line.front())?;
     let mut manager = estate.start_manager()?;
-    // Before there is a program: a failure harms none.
-    if let Err(why) = held.map_or(Ok(()), |held| held.keep(dir.path(STATUS_SOCKET))) {
-        manager.end(voice);
-        return Err(why.into());
-    }
+    tie_to_daemon(held, &dir, &mut manager, voice)?;
     outside.begin();
     early.extend(std::iter::from_fn(|| outside.signals.next()));
     if outside.line.is_cut() {

@@ -27,7 +27,7 @@ use undercroft_terminal::is_obeyed;
 
 use crate::passing::is_inside;
 use crate::place::{STATUS_SOCKET, is_run, open_of};
-use crate::status::{answer, call};
+use crate::status::{self, answer, call};
 use crate::wanted::parent;
 
 /// Longest time for all runs of one user.
@@ -50,9 +50,16 @@ const NUMBER_MAX: f64 = (1u64 << 53) as f64;
 /// Users that are being asked. One whose file system does not answer is not asked again.
 static ASKED: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
 
+/// The snapshots of all runs that answer: of this user, and of others, which only root can see.
+pub fn snapshots_of_all() -> Vec<Snapshot> {
+    let mut found = status::snapshots();
+    found.extend(snapshots());
+    status::in_order(found)
+}
+
 /// The snapshots of the runs of other users, with the users' numbers. Only root can see them; an
 /// `UNDERCROFT_DIR` of theirs is not known. Takes some [`PATIENCE`] at most.
-pub(crate) fn snapshots() -> Vec<Snapshot> {
+fn snapshots() -> Vec<Snapshot> {
     let (tell, hear) = channel();
     let mut waits = 0;
     for (user, bases) in users() {

@@ -16,7 +16,6 @@ use serde::de::DeserializeOwned;
 
 use undercroft_sys::procfs::read_maps;
 
-use crate::others;
 use crate::place::{SHIM_NAME, STATUS_SOCKET, bases, is_run};
 
 /// Longest time that one manager may take to take the call, and then to answer.
@@ -45,15 +44,7 @@ pub fn snapshots() -> Vec<Snapshot> {
     in_order(answers.collect())
 }
 
-/// The same, and the runs of other users, which only root can see. `others.rs` says how far they
-/// are believed.
-pub fn snapshots_of_all() -> Vec<Snapshot> {
-    let mut found = snapshots();
-    found.extend(others::snapshots());
-    in_order(found)
-}
-
-fn in_order(mut found: Vec<Snapshot>) -> Vec<Snapshot> {
+pub(super) fn in_order(mut found: Vec<Snapshot>) -> Vec<Snapshot> {
     found.sort_by_key(|snapshot| snapshot.pid);
     found
 }

@@ -1,5 +1,5 @@
-//! What a run needs of the machine, and what it leaves to the program: capabilities, and a
-//! container without the device. `doctor` says the same as `run` does.
+//! Needs of a run, and what it leaves to the program: capabilities, and a container without the
+//! device. `doctor` says the same as `run` does.
 
 use rustix::process::geteuid;
 use undercroft_tests::{Job, Outcome, build, find, skip, turn, undercroft};
