@@ -446,7 +446,6 @@ fn pause_for_ever() -> ! {
     }
 }
 
-/// A hexadecimal number from `/proc/PID/status`: `CapEff`, `SigBlk`.
 /// CAP_SYS_PTRACE.
 const CAP_SYS_PTRACE: u32 = 19;
 
@@ -494,6 +493,7 @@ pub fn keep_ptrace_from(command: &mut Command) {
     unsafe { command.pre_exec(lower) };
 }
 
+/// A hexadecimal number from `/proc/PID/status`: `CapEff`, `SigBlk`.
 pub(crate) fn status_hex(id: u32, key: &str) -> Option<u64> {
     let text = procfs::text_of(&format!("/proc/{id}/status")).ok()?;
     u64::from_str_radix(procfs::status_line(&text, key)?.trim(), 16).ok()

@@ -66,7 +66,7 @@ const NOT_HERE: [(&str, &str); 18] = [
 
 /// Commands with such a word go on until they are stopped, and must run after two seconds; so do
 /// those with `&`.
-const SERVERS: [&str; 2] = ["redis-server", "undercroft serve"];
+const SERVERS: [&str; 2] = ["-- redis-server", "undercroft serve"];
 
 /// Stand-ins for names in the documents. `@` is the folder in which the commands run,
 /// `PID` the process id of a run.
