@@ -219,9 +219,6 @@ impl World {
             self.take_over();
         }
         self.find_agents();
-        if self.random.chance(1, 4) {
-            self.go_on_while_none_leaves();
-        }
         let (mut idle, mut fruitless, mut done) = (0, 0, 0);
         for step in 0.. {
             assert!(
@@ -261,25 +258,6 @@ impl World {
         self.check_bytes();
         self.calm = false;
         self.set_failures(true);
-    }
-
-    /// No page can leave for a while, as when a fork child shares all of them. Threads go on even
-    /// so: pages are lent above the limit.
-    fn go_on_while_none_leaves(&mut self) {
-        self.saw("calm: no page can leave");
-        self.none_leaves = true;
-        for step in 0.. {
-            let stopped = self.stopped();
-            if stopped.is_empty() {
-                break;
-            }
-            assert!(
-                step < CALM_STEPS_MAX,
-                "nothing is lent in {step} steps, though no page can leave: {stopped:?}"
-            );
-            self.calm_step();
-        }
-        self.none_leaves = false;
     }
 
     /// Whether a demotion is under way.

@@ -177,8 +177,7 @@ impl World {
             panic!("{item:?}: its space went without a cancel");
         };
         let mm = self.procs[proc].mm;
-        let refused = self.none_leaves || self.fails(self.space_rates.move_again);
-        let mut moved = if refused {
+        let mut moved = if self.fails(self.space_rates.move_again) {
             self.saw("space: EAGAIN of a move");
             Err(MoveRefusal::LayoutChanging)
         } else {

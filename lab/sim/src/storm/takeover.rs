@@ -103,7 +103,7 @@ impl World {
         self.freed.clear();
         self.wakes.clear();
         self.evictor = Evictor::new(self.setup.seed);
-        (self.calm, self.none_leaves) = (false, false);
+        self.calm = false;
         self.down_for = Some(self.random.below(DOWN_MAX));
         // Pages that were installed but not finished no longer belong to a plan.
         self.procs.iter_mut().for_each(|p| p.unmanaged_ok = true);

@@ -195,8 +195,6 @@ pub struct World {
     pub hung_until: Vec<u64>,
     /// How the space fails.
     pub space_rates: SpaceRates,
-    /// Every move is refused: a fork child shares all pages, say.
-    pub(super) none_leaves: bool,
     /// While the manager is dead: steps until its successor takes over.
     pub down_for: Option<u64>,
     /// Commands that a dead manager gave to agents: (whose agent, place, page).
@@ -274,7 +272,6 @@ impl World {
             evictor: Evictor::new(setup.seed),
             clock: Nanos(0),
             space_rates: SpaceRates::default(),
-            none_leaves: false,
             down_for: None,
             commands: Vec::new(),
             history: VecDeque::new(),
