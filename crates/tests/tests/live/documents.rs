@@ -218,14 +218,16 @@ impl Place {
             let command = format!("exec undercroft run -q -m 32M -- {program} 64 --rounds 1000000");
             let mut client = self.job(&command).start();
             let folder = self.folder.path().join("run");
-            client.until("pages out", 30, |_| {
+            client.until("pages out", 30, |run| {
                 let status = Command::new(undercroft())
                     .args(["status", "--json"])
                     .env("UNDERCROFT_DIR", &folder)
                     .output();
                 let status: serde_json::Value =
                     serde_json::from_slice(&status.ok()?.stdout).ok()?;
-                (status["clients"][0]["pages"]["swapped_out"].as_u64()? > 0).then_some(())
+                let mut clients = status["clients"].as_array()?.iter();
+                let ours = clients.find(|it| it["pid"] == run.keeper())?;
+                (ours["pages"]["swapped_out"].as_u64()? > 0).then_some(())
             });
             self.client = Some(client);
         }
