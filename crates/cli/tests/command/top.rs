@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{Read, Write};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 const BINARY: &str = env!("CARGO_BIN_EXE_undercroft");
@@ -18,6 +18,17 @@ fn has_script(test: &str) -> bool {
     found
 }
 
+/// `script`, which runs a command of the shell on a terminal.
+fn on_a_terminal(command: &str) -> Child {
+    Command::new("script")
+        .args(["-qec", command, "/dev/null"])
+        .env("TERM", "xterm")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("a terminal")
+}
+
 /// The key that leaves is typed before the first picture.
 #[test]
 fn top_draws_on_a_terminal_and_leaves_with_q() {
@@ -25,13 +36,7 @@ fn top_draws_on_a_terminal_and_leaves_with_q() {
         return;
     }
     let command = format!("stty rows 24 cols 120; {BINARY} top --interval 100ms");
-    let mut child = Command::new("script")
-        .args(["-qec", &command, "/dev/null"])
-        .env("TERM", "xterm")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("a terminal");
+    let mut child = on_a_terminal(&command);
     let mut typed = child.stdin.take().expect("a pipe");
     typed.write_all(b"fsmp hxq").expect("keys");
     let outcome = child.wait_with_output().expect("it ends");
@@ -53,13 +58,7 @@ fn top_ends_when_its_terminal_is_gone() {
     let folder = tempfile::tempdir().expect("a folder");
     let sign = folder.path().join("pid");
     let command = format!("echo $$ >{}; exec {BINARY} top", sign.display());
-    let mut script = Command::new("script")
-        .args(["-qec", &command, "/dev/null"])
-        .env("TERM", "xterm")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("a terminal");
+    let mut script = on_a_terminal(&command);
     let screen = script.stdout.as_mut().expect("a pipe");
     // It draws, so it has taken over the terminal.
     screen.read_exact(&mut [0; 64]).expect("a picture");
