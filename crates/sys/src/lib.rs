@@ -8,6 +8,7 @@ pub mod arena;
 pub mod cgroup;
 pub mod fdpass;
 pub mod futex;
+#[cfg(any(test, fuzzing))]
 pub mod fuzz;
 pub mod handover;
 pub mod held;

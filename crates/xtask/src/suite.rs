@@ -17,7 +17,7 @@ use crate::ring;
 use crate::tidy::root;
 
 /// Where tests are that start no program (but this one's own short ones) and measure no time.
-const COMPUTE: [&str; 11] = [
+const COMPUTE: [&str; 12] = [
     "lab/sim/",
     "crates/policy/",
     "crates/engine/",
@@ -25,6 +25,7 @@ const COMPUTE: [&str; 11] = [
     "crates/device/",
     "crates/qos/",
     "crates/trace/",
+    "lab/references/",
     "crates/wire/",
     "crates/xtask/",
     "lab/experiments/tests/simulated/",

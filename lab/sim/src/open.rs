@@ -4,7 +4,8 @@ use std::fs::File;
 use std::io::{self, BufReader};
 use std::path::{Path, PathBuf};
 
-use undercroft_trace::{Generator, Spec, SpecError, TraceError, TraceReader};
+use undercroft_references::{Generator, Spec, SpecError};
+use undercroft_trace::{TraceError, TraceReader};
 
 use crate::memory_trace::{Collector, MemoryTrace};
 use crate::recorded::Recorded;

@@ -59,12 +59,16 @@ fn nonsense_limits_are_usage_errors() {
         ("64", "did you mean 64M?"),
         ("lots", "examples"),
         ("12Q", "the unit is unknown"),
+        ("-5M", "-5M"),
+        ("", "memory-max"),
+        ("999999999T", "999999999T"),
         ("1e99", "examples"),
         ("0%", "above 0"),
         ("101%", "up to 100"),
         ("0.000001%", "too small"),
     ] {
-        refused(&["run", "--memory-max", size, "--", "true"], 2, &[word]);
+        let limit = format!("--memory-max={size}");
+        refused(&["run", &limit, "--", "true"], 2, &[word]);
     }
 }
 
@@ -177,6 +181,11 @@ fn unknown_names_are_answered_with_the_known_ones() {
         &["run", "--tier", "ram,colour=blue", "--", "true"],
         2,
         &["colour", "max=SIZE"],
+    );
+    refused(
+        &["run", "--tier", "ram,max=nonsense", "--", "true"],
+        2,
+        &["nonsense"],
     );
     refused(
         &["run", "--when-full", "panic", "--", "true"],

@@ -5,8 +5,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use undercroft_tests::{
-    Job, MIB, Outcome, beside_others, build, build_static, find, one_at_a_time, plain_only, skip,
-    turn, undercroft,
+    Job, MIB, Outcome, beside_others, build, find, one_at_a_time, plain_only, skip, turn,
+    undercroft,
 };
 
 /// Runs `undercroft WORDS` as they are.
@@ -44,66 +44,6 @@ macro_rules! needs_undercroft {
 }
 
 #[test]
-fn unknown_tier_is_refused_by_name() {
-    needs_undercroft!("unknown_tier_is_refused_by_name");
-    let run = undercroft_with(&[
-        "run",
-        "--memory-max",
-        "64M",
-        "--tier",
-        "tape:/dev/st0",
-        "--",
-        "true",
-    ]);
-    refused(run, USAGE, &["tape"]);
-    let run = undercroft_with(&["run", "--tier", "ram,colour=blue", "--", "true"]);
-    refused(run, USAGE, &["colour"]);
-    let run = undercroft_with(&["run", "--tier", "ram,max=nonsense", "--", "true"]);
-    refused(run, USAGE, &["nonsense"]);
-}
-
-#[test]
-fn unknown_policy_is_refused_by_name() {
-    needs_undercroft!("unknown_policy_is_refused_by_name");
-    let run = undercroft_with(&["run", "--policy", "crystal-ball", "--", "true"]);
-    refused(run, USAGE, &["crystal-ball"]);
-}
-
-#[test]
-fn nonsense_sizes_are_refused_with_the_text() {
-    needs_undercroft!("nonsense_sizes_are_refused_with_the_text");
-    for size in [
-        "0",
-        "nonsense",
-        "12Q",
-        "-5M",
-        "",
-        "1e99",
-        "999999999T",
-        "500%",
-    ] {
-        let run = undercroft_with(&["run", &format!("--memory-max={size}"), "--", "true"]);
-        refused(
-            run,
-            USAGE,
-            &[if size.is_empty() { "memory-max" } else { size }],
-        );
-    }
-}
-
-#[test]
-fn unknown_option_is_a_usage_error() {
-    needs_undercroft!("unknown_option_is_a_usage_error");
-    refused(
-        undercroft_with(&["run", "--frobnicate", "--", "true"]),
-        USAGE,
-        &["frobnicate"],
-    );
-    refused(undercroft_with(&["run"]), USAGE, &[]);
-    refused(undercroft_with(&["levitate"]), &[2], &["levitate"]);
-}
-
-#[test]
 fn tier_path_that_cannot_be_written_is_refused() {
     needs_undercroft!("tier_path_that_cannot_be_written_is_refused");
     for path in ["/nowhere/at/all/swap", "/proc/undercroft-swap"] {
@@ -111,40 +51,6 @@ fn tier_path_that_cannot_be_written_is_refused() {
         let run = undercroft_with(&["run", "--memory-max", "64M", "--tier", &tier, "--", "true"]);
         refused(run, USAGE, &[path]);
     }
-}
-
-#[test]
-fn program_not_found_gives_127() {
-    needs_undercroft!("program_not_found_gives_127");
-    let run = Job::new("no-such-program-anywhere").limit(64 * MIB).run();
-    refused(run, &[127], &["no-such-program-anywhere"]);
-    let run = Job::new("/no/such/path").limit(64 * MIB).run();
-    refused(run, &[127], &["/no/such/path"]);
-}
-
-#[test]
-fn program_not_executable_gives_126() {
-    needs_undercroft!("program_not_executable_gives_126");
-    let folder = tempfile::tempdir().expect("a scratch folder");
-    let file = folder.path().join("plain.txt");
-    std::fs::write(&file, "no program").expect("a file");
-    refused(
-        Job::new(&file).limit(64 * MIB).run(),
-        &[126],
-        &["plain.txt"],
-    );
-    let run = Job::new(folder.path()).limit(64 * MIB).run();
-    refused(run, &[126], &[]);
-}
-
-#[test]
-fn static_binary_is_refused_with_the_reason() {
-    needs_undercroft!("static_binary_is_refused_with_the_reason");
-    let run = Job::new(build_static("touch"))
-        .arg("8")
-        .limit(64 * MIB)
-        .run();
-    refused(run, &[125, 126], &["static"]);
 }
 
 #[test]

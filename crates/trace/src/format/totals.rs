@@ -36,8 +36,9 @@ impl Totals {
         self.movements[movement as usize]
     }
 
+    /// Counts one entry.
     #[inline]
-    pub(crate) fn count(&mut self, kind: Kind) {
+    pub fn count(&mut self, kind: Kind) {
         match kind {
             Kind::Access(access) => {
                 // Without branches: reads and writes alternate irregularly, and a misprediction

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 use undercroft_base::Bytes;
-use undercroft_trace::{CacheSpec, Sampling, Spec, TimeUnit};
+use undercroft_references::{CacheSpec, Sampling, Spec};
+use undercroft_trace::TimeUnit;
 
 /// Every command for traces.
 #[derive(Debug, Subcommand)]

@@ -2,10 +2,11 @@
 
 use serde::Serialize;
 use undercroft_base::Bytes;
-use undercroft_trace::analyse::AccessCounts;
+use undercroft_references::analyse::AccessCounts;
+use undercroft_references::pages::PageTraceError;
+use undercroft_references::{Analysis, ReuseDistances, Sampling};
 use undercroft_trace::format::VERSION;
-use undercroft_trace::pages::PageTraceError;
-use undercroft_trace::{Analysis, Header, Movement, ReuseDistances, Sampling, Totals};
+use undercroft_trace::{Header, Movement, Totals};
 
 use super::args::InfoArgs;
 use super::files::{bad_trace, reader};

@@ -10,9 +10,10 @@ use std::path::Path;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use undercroft_base::Bytes;
+use undercroft_references::import::{ImportError, csv, csv::Csv, lackey::Lackey};
+use undercroft_references::{Generator, Recorder, Touch};
 use undercroft_trace::Totals;
-use undercroft_trace::import::{ImportError, csv, csv::Csv, lackey::Lackey};
-use undercroft_trace::{Generator, Header, Recorder, TimeUnit, Touch, TraceWriter, WriteError};
+use undercroft_trace::{Header, TimeUnit, TraceWriter, WriteError};
 
 use args::{CatArgs, FormatArg, GenerateArgs, ImportArgs, TraceCommand};
 use files::{Output, cannot_write};

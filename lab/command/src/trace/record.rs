@@ -15,8 +15,9 @@ use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use undercroft_trace::import::{ImportError, lackey::Lackey};
-use undercroft_trace::{Header, Recorder, TimeUnit};
+use undercroft_references::Recorder;
+use undercroft_references::import::{ImportError, lackey::Lackey};
+use undercroft_trace::{Header, TimeUnit};
 
 use super::args::RecordArgs;
 use super::files::{Output, cannot_write};

@@ -3,10 +3,10 @@
 use std::convert::Infallible;
 
 use undercroft_base::Nanos;
+use undercroft_references::{Generator, Spec};
 use undercroft_sim::setup::{Cost, Memory, SimRoom};
 use undercroft_sim::sweep::streams_of;
 use undercroft_sim::{MemoryTrace, PageStream, Setup, SimReport, simulate};
-use undercroft_trace::{Generator, Spec};
 
 use super::{CostTable, Facts};
 

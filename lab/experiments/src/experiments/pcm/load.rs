@@ -8,8 +8,9 @@ use anyhow::Context;
 use std::fs::File;
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
+use undercroft_references::{Analysis, Generator, Sampling, Spec};
 use undercroft_sim::{MemoryTrace, open};
-use undercroft_trace::{Analysis, Generator, Header, Sampling, Spec, TraceReader};
+use undercroft_trace::{Header, TraceReader};
 
 /// A trace, ready to be simulated.
 pub(super) struct Loaded {

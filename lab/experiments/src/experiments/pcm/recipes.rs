@@ -351,8 +351,13 @@ mod tests {
         let names: std::collections::BTreeSet<&str> = all().map(|recipe| recipe.name).collect();
         assert_eq!(names.len(), 8, "a trace is kept under its name");
         for recipe in all() {
-            assert!(recipe.cache.parse::<undercroft_trace::CacheSpec>().is_ok());
-            assert!(recipe.small.parse::<undercroft_trace::Spec>().is_ok());
+            assert!(
+                recipe
+                    .cache
+                    .parse::<undercroft_references::CacheSpec>()
+                    .is_ok()
+            );
+            assert!(recipe.small.parse::<undercroft_references::Spec>().is_ok());
         }
     }
 }

@@ -241,7 +241,8 @@ fn find(name: &str) -> Option<PathBuf> {
 mod tests {
     use super::super::recipes::RECIPES;
     use super::*;
-    use undercroft_trace::{Generator, TraceWriter};
+    use undercroft_references::Generator;
+    use undercroft_trace::TraceWriter;
 
     fn write_trace(directory: &Path, seed: u64) {
         let spec = format!("zipf:page=512,pages=50,refs=500,seed={seed}");

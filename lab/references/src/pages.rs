@@ -5,11 +5,11 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::io::Read;
 
-use crate::error::TraceError;
-use crate::format::header::Header;
-use crate::format::totals::Totals;
-use crate::reader::TraceReader;
-use crate::reference::{Access, Kind, Reference};
+use undercroft_trace::Header;
+use undercroft_trace::Totals;
+use undercroft_trace::TraceError;
+use undercroft_trace::TraceReader;
+use undercroft_trace::{Access, Kind, Reference};
 
 /// A reference to a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

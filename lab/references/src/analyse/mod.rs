@@ -9,10 +9,10 @@ pub use reuse::{Reuse, ReuseDistances, Sampling};
 
 use std::io::Read;
 
-use crate::format::header::Header;
 use crate::pages::{PageNumbers, PageTraceError, check_page};
-use crate::reader::TraceReader;
-use crate::reference::{Access, Reference};
+use undercroft_trace::Header;
+use undercroft_trace::TraceReader;
+use undercroft_trace::{Access, Reference};
 
 /// References of each kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -18,8 +18,8 @@ use std::str::FromStr;
 
 use undercroft_base::Bytes;
 
-use crate::reference::{Access, Reference};
 use crate::touch::Touch;
+use undercroft_trace::{Access, Reference};
 
 /// Most ways of a set; each touch may look at all of them.
 const WAYS_MAX: u32 = 64;

@@ -4,9 +4,8 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use undercroft_trace::{
-    Analysis, Generator, PageTrace, Reference, Sampling, TraceReader, TraceWriter,
-};
+use undercroft_references::{Analysis, Generator, PageTrace, Sampling};
+use undercroft_trace::{Reference, TraceReader, TraceWriter};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let words: Vec<String> = std::env::args().skip(1).collect();

@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use undercroft_trace::{Analysis, Generator, PageTrace, Sampling};
+use undercroft_references::{Analysis, Generator, PageTrace, Sampling};
 
 fn analysis(spec: &str, sampling: Sampling) -> Analysis {
     let generator = Generator::new(spec.parse().unwrap());

@@ -1,7 +1,7 @@
 //! A touch of memory before any filter, of any length, as recorders and importers deliver it; and
 //! its split into lines.
 
-use crate::reference::{Access, Reference};
+use undercroft_trace::{Access, Reference};
 
 /// Bytes of a line if no cache says otherwise. The smallest page is larger.
 pub const LINE_BYTES: u64 = 64;

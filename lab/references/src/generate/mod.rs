@@ -6,10 +6,10 @@ mod spec;
 
 pub use spec::{Part, Pattern, Spec, SpecError};
 
-use crate::format::header::{Header, TimeUnit};
-use crate::reference::{Access, Reference};
 use permutation::Permutation;
 use undercroft_seeded::{Random, Zipf, finish};
+use undercroft_trace::{Access, Reference};
+use undercroft_trace::{Header, TimeUnit};
 
 /// The references of a specification, as an iterator that needs hardly any memory.
 #[derive(Clone, Debug)]

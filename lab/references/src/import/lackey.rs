@@ -9,8 +9,8 @@
 use std::io::BufRead;
 
 use super::{ImportError, Lines};
-use crate::reference::Access;
 use crate::touch::Touch;
+use undercroft_trace::Access;
 
 /// The touches of a lackey log, in order.
 pub struct Lackey<R> {

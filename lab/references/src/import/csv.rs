@@ -8,8 +8,8 @@
 use std::io::BufRead;
 
 use super::{ImportError, Lines};
-use crate::reference::{Access, Event, Kind, Movement};
 use crate::touch::Touch;
+use undercroft_trace::{Access, Event, Kind, Movement};
 
 /// The first line of what [`row`] writes.
 pub const HEADER: &str = "time,address,access,client,thread";

@@ -3,11 +3,11 @@
 use std::io::Write;
 
 use crate::cache::{Cache, CacheCounts, CacheSpec};
-use crate::error::WriteError;
-use crate::format::header::Header;
-use crate::format::totals::Totals;
 use crate::touch::Touch;
-use crate::writer::TraceWriter;
+use undercroft_trace::Header;
+use undercroft_trace::Totals;
+use undercroft_trace::TraceWriter;
+use undercroft_trace::WriteError;
 
 /// Writes the trace of a stream of touches.
 pub struct Recorder<W: Write> {
