@@ -223,7 +223,7 @@ pub(crate) struct RunArgs {
 const RUN_EXAMPLES: &str = "Examples:
   undercroft run --memory-max 256M -- redis-server --port 7001
   undercroft run -m 25% --tier ram --tier file:/var/swap,size=20G -- python3 job.py
-  undercroft run -m 1G --policy clock_w --report run.json -- gcc -O2 -c big.c
+  undercroft run -m 1G --policy lru --report run.json -- gcc -O2 -c big.c
   undercroft run -m 1G --trace faults.uct -- gcc -O2 -c big.c
   undercroft run -m 1G -t nvm:/mnt/pmem,size=4G -t file:/var/swap,size=20G --latency p99=200us -- server
 
@@ -619,8 +619,12 @@ pub(crate) struct DemoArgs {
     pub ops: u64,
 
     /// How often each setting is measured; the settings take turns
-    #[arg(long, value_name = "COUNT", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=100))]
+    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=100))]
     pub rounds: u16,
+
+    /// Skip the scenes before the table: a container, a killed manager, a latency bound
+    #[arg(long)]
+    pub no_scenes: bool,
 
     /// Skip the comparison with kernel swap
     #[arg(long)]

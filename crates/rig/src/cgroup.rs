@@ -25,6 +25,8 @@ struct Controller {
     peak: &'static str,
     /// Files of each group with other values than the kernel's, and these values.
     also: &'static [(&'static str, &'static str)],
+    /// The file and the value with which no page of a group goes to swap.
+    no_swap: (&'static str, &'static str),
 }
 
 impl Controller {
@@ -39,6 +41,7 @@ impl Controller {
                 peak: "memory.max_usage_in_bytes",
                 // Anonymous memory is reclaimed first. The second version has no such file.
                 also: &[("memory.swappiness", "100")],
+                no_swap: ("memory.swappiness", "0"),
             })
     }
 
@@ -57,6 +60,7 @@ impl Controller {
             limit: "memory.max",
             peak: "memory.peak",
             also: &[],
+            no_swap: ("memory.swap.max", "0"),
         })
     }
 
@@ -101,6 +105,17 @@ impl Cgroup {
         }
         if let Some(limit) = limit {
             group.write(group.controller.limit, &limit.0.to_string())?;
+        }
+        Ok(group)
+    }
+
+    /// Creates a group as a container without swap has it.
+    pub(crate) fn without_swap(limit: Bytes) -> Result<Cgroup, RigError> {
+        let group = Cgroup::create(Some(limit))?;
+        let (file, value) = group.controller.no_swap;
+        // A kernel without swap has no such file.
+        if group.path.join(file).exists() {
+            group.write(file, value)?;
         }
         Ok(group)
     }

@@ -14,6 +14,7 @@
 mod attempt;
 mod calibrate;
 mod cgroup;
+mod container;
 pub mod interrupt;
 mod kernel;
 mod process;
@@ -30,6 +31,7 @@ use undercroft_base::Bytes;
 pub use attempt::{Attempt, attempt};
 pub use calibrate::{Calibration, calibrate, calibrate_with};
 pub use cgroup::groups_of;
+pub use container::Container;
 pub use kernel::{Plain, SwapFile, Zram, Zswap};
 pub use process::{CommandLine, Finished, Running, Stdout};
 pub use undercroft::{TierChoice, Undercroft};

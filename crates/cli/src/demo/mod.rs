@@ -1,7 +1,9 @@
-//! `undercroft demo`: one store, one workload, several ways to give it memory, in turn. Every value
-//! is verified in each. Then a sort, for which no setting was tuned.
+//! `undercroft demo`: scenes that show what undercroft is for. Then one store, one workload, and
+//! several ways to give it memory, in turn; every value is verified in each. Then a sort, for which
+//! no setting was tuned.
 
 mod bundled;
+mod scenes;
 mod server;
 mod sort;
 mod table;
@@ -56,6 +58,11 @@ pub(crate) fn demo(args: &DemoArgs) -> Result<u8, Failure> {
         plan.keys, plan.ops
     ));
 
+    let scenes = (!args.no_scenes).then(|| scenes::Scenes::play(args, directory.path(), plan));
+    let scenes = scenes.transpose()?;
+    if let (Some(scenes), false) = (&scenes, args.json) {
+        scenes.print(plan)?;
+    }
     let first = measure(0, &Plain, Bytes(0), directory.path(), plan)?;
     let footprint = first.dram();
     let limit = Bytes((footprint.0 / SHARE).max(crate::values::MEMORY_MAX_MIN.0));
@@ -68,12 +75,38 @@ pub(crate) fn demo(args: &DemoArgs) -> Result<u8, Failure> {
     } else {
         Some(sort::measure(args, directory.path(), &narrator)?)
     };
-    table::print(&rows, sort.as_ref(), plan, limit, args.json)?;
-    if rows.iter().all(Rounds::is_right) {
+    table::print(
+        &rows,
+        sort.as_ref(),
+        scenes.as_ref(),
+        (plan, limit),
+        args.json,
+    )?;
+    let right = scenes.as_ref().is_none_or(scenes::Scenes::is_right);
+    if right && rows.iter().all(Rounds::is_right) {
         Ok(0)
     } else {
         Ok(status::FAILED)
     }
+}
+
+/// Undercroft with these further options.
+fn ours(args: &DemoArgs, directory: &Path, extra: &[&str]) -> Result<Undercroft, Failure> {
+    let place = crate::run::tier_directory(None, directory.to_owned())?;
+    Ok(Undercroft {
+        binary: server::own_binary()?,
+        name: None,
+        tier: TierChoice::RamThenFile(place),
+        swap: room(args),
+        directory: directory.to_owned(),
+        extra: extra.iter().map(|word| (*word).to_owned()).collect(),
+        alone: false,
+    })
+}
+
+/// Room for what leaves memory.
+fn room(args: &DemoArgs) -> Bytes {
+    Bytes(2 * args.size.0 + (256 << 20))
 }
 
 /// Undercroft, zram and a swap file, each with this room for what leaves memory. `None`: the user
@@ -86,13 +119,8 @@ fn rigs(
     // A swap file needs a file system on a disk; the temporary directory may be in memory.
     let place = crate::run::tier_directory(None, directory.to_owned())?;
     let ours = Undercroft {
-        binary: server::own_binary()?,
-        name: None,
-        tier: TierChoice::RamThenFile(place.clone()),
         swap,
-        directory: directory.to_owned(),
-        extra: Vec::new(),
-        alone: false,
+        ..ours(args, directory, &[])?
     };
     let file = SwapFile {
         swap,
@@ -116,8 +144,7 @@ fn take_turns(
     directory: &Path,
     plan: Plan,
 ) -> Result<Vec<Rounds>, Failure> {
-    let swap = Bytes(2 * args.size.0 + (256 << 20));
-    let [ours, zram, file] = rigs(args, directory, swap)?;
+    let [ours, zram, file] = rigs(args, directory, room(args))?;
     let rigs = [Some(Box::new(Plain) as Box<dyn Rig>), ours, zram, file];
     let mut rows: Vec<Rounds> = SETTINGS.iter().map(|name| Rounds::new(name)).collect();
     rows[0].add(first);

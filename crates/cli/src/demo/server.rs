@@ -1,6 +1,7 @@
 //! Starts and stops the store of one setting, on a rig of its own.
 
 use std::io;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -24,6 +25,8 @@ pub(super) struct Server {
 pub(super) struct Used {
     /// DRAM at its peak: resident plus compressed pages.
     pub dram: Bytes,
+    /// Memory of its group at its peak, all processes of the rig and pages of files included.
+    pub group: Bytes,
     /// Undercroft's own report.
     pub report: Option<Report>,
 }
@@ -127,6 +130,17 @@ impl Server {
         Some(Bytes(kib * 1024))
     }
 
+    /// Process id of what the rig has started.
+    pub(super) fn pid(&self) -> u32 {
+        self.running.id()
+    }
+
+    /// Waits for the end of a store that broke off. True if SIGKILL ended it.
+    pub(super) fn was_killed(self) -> Result<bool, Failure> {
+        let outcome = self.running.finish().map_err(rig_failure)?;
+        Ok(outcome.status.signal() == Some(9))
+    }
+
     /// Shuts the store down. Returns what it used.
     ///
     /// * `plain`: it ran without a limit, so that its own process has all of it.
@@ -157,6 +171,7 @@ impl Server {
             )
         })?;
         Ok(Used {
+            group: Bytes(outcome.memory.cgroup_peak_bytes),
             dram: resident.unwrap_or(Bytes(outcome.memory.total_peak_bytes)),
             report,
         })

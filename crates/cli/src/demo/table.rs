@@ -5,6 +5,7 @@ use serde::Serialize;
 use undercroft_base::{Bytes, Nanos};
 use undercroft_proto::report::{Quantiles, Report, SCHEMA_VERSION};
 
+use super::scenes::Scenes;
 use super::sort::Sorted;
 use super::workload::{CONNECTIONS, Measured, Plan, VALUE_BYTES};
 use crate::show;
@@ -68,6 +69,7 @@ struct Document<'a> {
     memory_max_bytes: u64,
     rows: Vec<DocumentRow<'a>>,
     sort: Option<&'a Sorted>,
+    scenes: Option<&'a Scenes>,
 }
 
 #[derive(Serialize)]
@@ -203,8 +205,8 @@ impl Rounds {
 pub(super) fn print(
     rows: &[Rounds],
     sort: Option<&Sorted>,
-    plan: Plan,
-    limit: Bytes,
+    scenes: Option<&Scenes>,
+    (plan, limit): (Plan, Bytes),
     json: bool,
 ) -> Result<(), Failure> {
     if json {
@@ -218,6 +220,7 @@ pub(super) fn print(
             memory_max_bytes: limit.0,
             rows: rows.iter().map(Rounds::document).collect(),
             sort,
+            scenes,
         });
     }
     show::line(&format!(

@@ -39,6 +39,7 @@ fn the_store_keeps_every_value_at_a_quarter() {
         "32M",
         "--ops",
         "5000",
+        "--no-scenes",
         "--no-kernel-swap",
         "--no-sort",
         "--rounds",
@@ -81,6 +82,43 @@ fn the_store_keeps_every_value_at_a_quarter() {
         "nothing was swapped: {json}"
     );
     assert!(json["rows"][2]["absent_because"].is_string(), "{json}");
+}
+
+/// A container of 64 MiB without swap, a store of 128 MiB in it, and its manager killed.
+#[test]
+fn the_store_lives_where_the_kernel_kills_it() {
+    let name = "the_store_lives_where_the_kernel_kills_it";
+    if machine_lacks_something(name) {
+        return;
+    }
+    let output = undercroft(&[
+        "demo",
+        "--size",
+        "128M",
+        "--ops",
+        "1000",
+        "--no-kernel-swap",
+        "--no-sort",
+        "--rounds",
+        "1",
+        "--json",
+    ]);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{errors}");
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let (values, scenes) = (&json["values"], &json["scenes"]);
+    if scenes["plain"].is_null() {
+        return say(&format!("SKIPPED: {name}: no memory cgroups"));
+    }
+    assert_eq!(scenes["plain"]["killed"], true, "{scenes}");
+    let managed = &scenes["managed"];
+    assert_eq!(&managed["values_verified"], values, "{scenes}");
+    assert_eq!(managed["values_wrong"], 0, "{scenes}");
+    assert_eq!(managed["managers_killed"], 1, "{scenes}");
+    for bound in [0, 1].map(|at| &scenes["bounds"][at]) {
+        let windows = ["windows_kept", "windows_missed"].map(|of| bound[of].as_u64());
+        assert!(windows[0] > Some(0) || windows[1] > Some(0), "{scenes}");
+    }
 }
 
 /// Command lines of running processes that mention `text`.
