@@ -1,5 +1,5 @@
 //! How fast traces are made, written, read and analysed, and how large they are: `cargo
-//! bench -p undercroft-trace --bench trace_speed -- [REFS]`.
+//! bench -p undercroft-references --bench trace_speed -- [REFS]`.
 
 use std::hint::black_box;
 use std::time::Instant;
