@@ -245,7 +245,7 @@ impl<L: Ledger> Engine<L> {
         }
         let still = self.kept.still_pages.bytes().0;
         let limit = self.config.limit.0;
-        let floor = self.floor.bytes().0.min(limit / 4);
+        let floor = self.floor.bytes().0.min(limit / 2);
         (still + self.pool_held.0 + floor)
             .saturating_sub(limit)
             .min(still)

@@ -178,8 +178,8 @@ fn what_cannot_leave_raises_the_limit_as_far_as_the_rest_needs_it() {
     engine.evictions().set_floor(PageCount(u32::MAX.into()));
     assert_eq!(
         raised(&engine),
-        30,
-        "the floor is a quarter of the limit at most"
+        80,
+        "the floor is half of the limit at most"
     );
     // It moves or goes: it is not known to stay any more.
     engine
