@@ -17,7 +17,7 @@ use undercroft_keeper::place::{PlaceError, directory, remove_leftovers};
 use undercroft_keeper::status;
 use undercroft_proto::grant::{Lines, SOCKET, ToDaemon, ToKeeper, line};
 use undercroft_sys::fdpass::{self, FDS_MAX};
-use undercroft_sys::inherit;
+use undercroft_sys::{inherit, process};
 use undercroft_terminal::LogFormat;
 
 use crate::config::Config;
@@ -110,6 +110,9 @@ pub fn serve(
         None => own(&path)?,
     };
     listener.set_nonblocking(true)?;
+    // The usual soft limit is less than the connections take, and one that cannot be accepted would
+    // wake the loop again and again.
+    process::raise_open_files_limit();
     let mut outcome = Ok(());
     // The runs of this user that a daemon gave memory to: they come back.
     let runs = status::snapshots().into_iter();

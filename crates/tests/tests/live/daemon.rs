@@ -1,13 +1,13 @@
 //! The daemon: real programs share its memory, and every byte stays right while limits move and the
 //! daemon dies.
 
-use std::io::Write;
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
+use rustix::process::{Resource, Signal, getrlimit, setrlimit};
 use undercroft_tests::{Job, MIB, Running, build, find, say, skip, turn, undercroft};
 
 const MEMORY: u64 = 64 * MIB;
@@ -576,6 +576,33 @@ fn hostile_peers_and_impossible_wishes_are_refused() {
         "a wrong byte"
     );
     drop(held);
+}
+
+/// Connections of peers that say nothing yet. The soft limit of descriptors is lower.
+#[test]
+fn a_thousand_connections_are_held_and_one_more_is_ended() {
+    turn!(beside_others, "a plain run has no daemon");
+    let mut files = getrlimit(Resource::Nofile);
+    files.current = files.maximum;
+    setrlimit(Resource::Nofile, files).expect("descriptors for this test");
+    let daemon = Daemon::start_by(&["sh", "-c", "ulimit -Sn 200; exec \"$@\"", "sh"]);
+    let connect = || {
+        let socket = daemon.folder.path().join("daemon.sock");
+        let stream = UnixStream::connect(socket).expect("the daemon's socket");
+        let second = Some(Duration::from_secs(1));
+        stream.set_read_timeout(second).expect("a time limit");
+        stream
+    };
+    let held: Vec<UnixStream> = (0..1024).map(|_| connect()).collect();
+    let ended = connect().read(&mut [0]);
+    assert!(matches!(ended, Ok(0)), "{ended:?}");
+    for mut stream in held {
+        stream.set_nonblocking(true).expect("a socket");
+        let said = stream.read(&mut [0]);
+        let is_open = matches!(&said, Err(error) if error.kind() == ErrorKind::WouldBlock);
+        assert!(is_open, "{said:?}");
+    }
+    daemon.until_it_answers();
 }
 
 /// The limit that the daemon gave holds under each manager that takes over.
