@@ -25,3 +25,4 @@ mod reserve;
 mod set_aside;
 mod unsure;
 mod upset;
+mod waiters;

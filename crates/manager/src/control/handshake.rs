@@ -579,4 +579,27 @@ mod tests {
         assert!(!Unmanaged::from(ProofError::OtherProcess).is_for_want_of_descriptors());
         assert!(!Unmanaged::UnknownShim.is_for_want_of_descriptors());
     }
+
+    #[test]
+    fn no_connection_is_accepted_while_all_handshakes_that_may_be_are_open() {
+        let null = || OwnedFd::from(std::fs::File::open("/dev/null").expect("it is there"));
+        let mut greetings = Greetings::new(UffdSource::Call(null()));
+        for _ in 0..GREETINGS_MAX {
+            assert_eq!(greetings.listens(), PollFlags::IN);
+            greetings.open.push(Greeting {
+                socket: null(),
+                uid: 0,
+                pid: 1,
+                is_below: false,
+                pidfd: PidFd::from(null()),
+                hello: None,
+                until: Instant::now() + HANDSHAKE,
+            });
+        }
+        assert_eq!(greetings.listens(), PollFlags::empty());
+        let due = greetings.due().expect("the first of them ends");
+        assert!(due <= HANDSHAKE, "{due:?}");
+        greetings.open.pop();
+        assert_eq!(greetings.listens(), PollFlags::IN);
+    }
 }

@@ -121,13 +121,19 @@ pub(crate) fn read_zeros(shared: &Shared, process: &Process, from: VirtRange, to
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::Command;
     use std::sync::Arc;
 
+    use rustix::process::{Pid, Signal, kill_process};
     use undercroft_base::PageSize;
+    use undercroft_engine::Outcome;
     use undercroft_sys::mapping::PageBuf;
+    use undercroft_sys::process::PidFd;
 
     use super::*;
     use crate::fault::model_tests::{options, shared, this_process};
+    use crate::space::identity::Identity;
     use crate::space::model::ModelMemory;
     use crate::space::port::Space;
 
@@ -168,5 +174,70 @@ mod tests {
                 assert!(range.pages().all(|page| memory.is_registered(page)));
             }
         }
+    }
+
+    /// Whether a process is ended that moves memory to `to`, whose pages were `out`, in a tier, or
+    /// not.
+    /// * `exposed`: `to` was not registered for a moment.
+    fn ends_by_a_move(to: VirtRange, out: bool, exposed: bool) -> bool {
+        let shared = shared(options("ram"));
+        let from = VirtRange::new(VirtPage(1 << 20), VirtPage((1 << 20) + to.count().0));
+        let space = {
+            let mut engine = shared.books.engine();
+            let space = engine.layout().add_space();
+            engine.layout().attached(space, from);
+            engine.discovery().found_resident(space, from);
+            let mut batch = Vec::new();
+            if out {
+                engine.evictions().select_these(space, &[from], &mut batch);
+                assert_eq!(batch.len() as u64, from.count().0);
+            }
+            for item in batch {
+                let fill = Outcome::Fill(7);
+                engine.evictions().publish(item.at, fill, &mut Vec::new());
+            }
+            space
+        };
+        let memory = Arc::new(ModelMemory::new(to));
+        let row = shared.books.row(space);
+        let process = Process::new(space, memory, VirtPage(1), None, None, row);
+        let mut child = Command::new("sleep").arg("60").spawn().expect("a process");
+        // The pages are looked up in this process, and that one is ended.
+        let _ = process.identity.set(Identity {
+            pid: child.id(),
+            pidfd: PidFd::open(child.id()).expect("a pidfd"),
+            ..this_process()
+        });
+        if exposed {
+            lock(&process.exposed).push(to);
+        }
+        read_zeros(&shared, &process, from, to);
+        let pid = Pid::from_child(&child);
+        kill_process(pid, Signal::TERM).expect("it is our child"); // too late if it was ended
+        let status = child.wait().expect("its end");
+        status.signal() == Some(Signal::KILL.as_raw())
+    }
+
+    /// Threads that touch an absent page where it is not registered read zeros. If its bytes are in
+    /// a tier, these would be wrong bytes.
+    #[test]
+    fn process_that_read_zeros_where_its_bytes_are_in_a_tier_is_ended() {
+        let here = PageBuf::new(4, PageSize::Base).expect("memory that is touched");
+        let start = VirtPage::of(here.as_ptr() as u64);
+        let touched = VirtRange::new(start, start.plus(4));
+        let nothing = VirtRange::new(VirtPage(1), VirtPage(5));
+        assert!(ends_by_a_move(touched, true, true));
+        assert!(
+            !ends_by_a_move(touched, false, true),
+            "its bytes moved with it"
+        );
+        assert!(
+            !ends_by_a_move(nothing, true, true),
+            "no thread has touched it"
+        );
+        assert!(
+            !ends_by_a_move(touched, true, false),
+            "it was registered all the time"
+        );
     }
 }

@@ -31,6 +31,8 @@ mod refused;
 pub(crate) mod relatives;
 pub(crate) mod shared;
 pub(crate) mod still;
+#[cfg(test)]
+mod successor_tests;
 mod ticket;
 mod trail;
 pub(crate) mod watch;

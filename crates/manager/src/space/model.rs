@@ -13,9 +13,15 @@ use undercroft_base::{BASE_PAGE_BYTES, VirtPage, VirtRange};
 use undercroft_engine::EvictItem;
 use undercroft_model::content::Content;
 use undercroft_model::memory::{Memory, Mm, MoveRefusal, NotInstalled, Touch};
+use undercroft_sys::mapping::SharedMemory;
+use undercroft_sys::memory::ProcessMemory;
 use undercroft_sys::uffd::{MessageBuf, Messages, RegisterMode, Uffd, UffdError};
 
+use super::agent::Agent;
+use super::command::Commands;
 use super::port::{Answered, Asked, Begun, Late, Read, Space, Taken, Took, Wake, WayOut};
+use super::process::Process;
+use super::shared::Shared;
 use crate::sync::lock;
 
 /// Message numbers of the kernel.
@@ -38,6 +44,8 @@ pub(crate) struct ModelMemory {
     sender: OwnedFd,
     /// A mapping begins here: no call reaches over it.
     pub cut: AtomicU64,
+    /// Each request that begins below this page is refused, as by kernels before Linux 6.16.
+    pub lowest: AtomicU64,
     /// Pages that can be installed until a layout event comes.
     pub until_event: AtomicU64,
     /// How many of the next reads, and of the next poisonings, the kernel has no memory for.
@@ -84,6 +92,7 @@ impl ModelMemory {
             messages: Uffd::from(messages),
             sender,
             cut: AtomicU64::new(0),
+            lowest: AtomicU64::new(0),
             until_event: AtomicU64::new(u64::MAX),
             short_reads: AtomicU32::new(0),
             short_poisons: AtomicU32::new(0),
@@ -167,6 +176,11 @@ impl ModelMemory {
         lock(&self.kernel).memory.move_out(self.mm, page)
     }
 
+    fn accepts(&self, range: VirtRange) -> Result<(), UffdError> {
+        let accepted = range.start >= self.lowest();
+        accepted.then_some(()).ok_or(UffdError::Invalid)
+    }
+
     fn send(&self, kernel: &mut Kernel, message: [u64; 4]) {
         let is_event = message[0] != FAULT;
         kernel.pending.push_back(is_event);
@@ -208,6 +222,24 @@ impl ModelMemory {
         }
         Ok(())
     }
+}
+
+/// The agent that a dead manager knew.
+pub(crate) fn agent(shared: &Shared, process: &Process) -> Agent {
+    let page = SharedMemory::create("test", 4096).expect("a page");
+    let (uffd, _) = pipe_with(PipeFlags::CLOEXEC).expect("a descriptor");
+    let memory = ProcessMemory::open(std::process::id()).expect("own memory");
+    let heirs = shared.books.legacy.heirs();
+    let row = process.row.clone();
+    let commands = Commands::new(page);
+    Agent::again(
+        commands,
+        Uffd::from(uffd),
+        memory,
+        (None, None),
+        &heirs[0].1,
+        row,
+    )
 }
 
 /// Takes one, if there is one.
@@ -284,6 +316,7 @@ impl Space for ModelMemory {
     }
 
     fn register(&self, range: VirtRange, _: RegisterMode) -> Result<(), UffdError> {
+        self.accepts(range)?;
         let mut kernel = lock(&self.kernel);
         (kernel.memory).advise(self.mm, range, |advice| advice.registered = true);
         Ok(())
@@ -320,6 +353,9 @@ impl Space for ModelMemory {
     }
 
     fn wake(&self, range: VirtRange) {
+        if self.accepts(range).is_err() {
+            return;
+        }
         let waiting = &mut lock(&self.kernel).waiting;
         waiting.retain(|_, page| !range.contains(*page));
         self.changed.notify_all();
@@ -350,7 +386,7 @@ impl Space for ModelMemory {
     }
 
     fn lowest(&self) -> VirtPage {
-        VirtPage(0)
+        VirtPage(self.lowest.load(Ordering::Relaxed))
     }
 }
 

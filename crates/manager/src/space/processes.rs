@@ -199,3 +199,41 @@ impl Processes {
         (!news.missed).then_some(news.changes)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fault::model_tests::{options, shared};
+    use crate::space::model::{ModelMemory, agent};
+
+    /// Each that is asked costs a system call, for each page that a batch finds shared.
+    #[test]
+    fn relatives_that_are_asked_are_the_lowest_of_those_with_an_agent() {
+        let shared = shared(options("ram"));
+        let page = VirtPage(512);
+        let mut all = Vec::new();
+        for at in 0..2 * RELATIVES_MAX + 2 {
+            let space = shared.books.engine().layout().add_space();
+            let memory = Arc::new(ModelMemory::new(VirtRange::one(page)));
+            let family = all.first().map(|first: &Arc<Process>| first.space);
+            let row = shared.books.row(space);
+            let process = Arc::new(Process::new(space, memory, page, None, family, row));
+            if at % 2 == 0 {
+                assert!(process.agent.set(agent(&shared, &process)).is_ok());
+            }
+            shared.add_process(&process);
+            all.push(process);
+        }
+        let wanted = |of: usize| {
+            let others = all.iter().step_by(2).filter(|it| it.space != all[of].space);
+            others
+                .map(|it| it.space)
+                .take(RELATIVES_MAX)
+                .collect::<Vec<_>>()
+        };
+        for of in [0, 1, all.len() - 1] {
+            let found = shared.processes.relatives(&all[of]);
+            assert_eq!((found.len(), found), (RELATIVES_MAX, wanted(of)));
+        }
+    }
+}
