@@ -19,7 +19,7 @@ fn same_as_plain(job: &Job) -> Outcome {
 }
 
 /// A folder that every user can search, as programs that give up their rights do.
-fn scratch() -> tempfile::TempDir {
+pub(crate) fn scratch() -> tempfile::TempDir {
     use std::os::unix::fs::PermissionsExt;
     let scratch = tempfile::tempdir().expect("a scratch folder");
     let open = std::fs::Permissions::from_mode(0o777);
