@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use undercroft_tests::{Job, MIB, Running, build, say, turn};
+use undercroft_tests::{Job, MIB, Running, build, find, say, skip, turn};
 
 use crate::daemon::Daemon;
 
@@ -242,6 +242,42 @@ fn managers_and_daemon_die_while_storage_grows() {
     none_is_left(&daemon);
 }
 
+/// Time in which a file follows what it holds.
+const FOLLOWS: Duration = Duration::from_secs(5);
+
+/// Most space of a file that holds this.
+fn bound(held: u64) -> u64 {
+    2 * held + 64 * MIB
+}
+
+/// Bytes of pages that the file of a run without a daemon holds.
+fn held(run: &Running) -> Option<u64> {
+    let status = run.status()?;
+    let mut tiers = status["tiers"].as_array()?.iter();
+    let file = tiers.find(|tier| tier["kind"] == "file")?;
+    file["logical_bytes"].as_u64()
+}
+
+/// Waits until there is `done`. At every moment until then the file has no more than its bound for
+/// what it has held in the last [`FOLLOWS`]. Returns the most that it had.
+fn keeps_its_bound(run: &mut Running, folder: &Path, done: impl Fn(&Running) -> bool) -> u64 {
+    let (mut lately, mut most) = (Vec::new(), 0);
+    run.until("an end of the changes", 90, |run| {
+        lately.push((Instant::now(), held(run)?));
+        let has = space(run, folder);
+        lately.push((Instant::now(), held(run)?));
+        if done(run) {
+            return Some(());
+        }
+        lately.retain(|(at, _)| at.elapsed() < FOLLOWS);
+        let held = lately.iter().map(|(_, held)| *held).max()?;
+        assert!(has <= bound(held) + 4 * MIB, "{has} B for {held} B");
+        most = most.max(has);
+        None
+    });
+    most
+}
+
 /// Without a daemon: a program replaces its pages at random, and then drops most of them. At every
 /// moment its file has at most twice what it holds, and 64 MiB more; after the drop once the pages
 /// that are left are stored together.
@@ -256,27 +292,12 @@ fn a_file_has_at_most_twice_what_it_holds_and_64_mib_more() {
         .limit(LIMIT)
         .tier(&format!("file:{}", folder.display()))
         .start();
-    let holds = |run: &Running| run.status()?["tiers"][0]["logical_bytes"].as_u64();
-    let bound = |held: u64| 2 * held + 64 * MIB;
-    let (mut most, mut held) = (0, 0);
-    run.until("drop", 90, |run| {
-        // What it holds falls when pages come in; the space follows some seconds later.
-        held = held.max(holds(run)?);
-        let has = space(run, folder);
-        held = held.max(holds(run)?);
-        let drops = folder.join("drops").exists();
-        assert!(
-            drops || has <= bound(held) + 4 * MIB,
-            "{has} B for {held} B"
-        );
-        most = most.max(has);
-        drops.then_some(())
-    });
+    let most = keeps_its_bound(&mut run, folder, |_| folder.join("drops").exists());
     assert!(most > 100 * MIB, "{most} B: nothing to give back");
     let begun = Instant::now();
     let mut found = (0, 0);
     let (held, has) = run.until("space that is given back", 30, |run| {
-        let now = (holds(run)?, space(run, folder));
+        let now = (held(run)?, space(run, folder));
         if now != found {
             say(&format!(
                 "{:.1?}: {} B for {} B",
@@ -298,4 +319,58 @@ fn a_file_has_at_most_twice_what_it_holds_and_64_mib_more() {
     std::fs::write(folder.join("check"), "").expect("a file");
     let outcome = run.wait().expect(0).expect_swapping(1000.0);
     assert_eq!(outcome.text().trim(), "right");
+}
+
+/// 120 MiB of texts, of which 200 at random are changed every 10 ms, for 20 s. Some seconds later
+/// each is compared with what it was changed to.
+const TEXTS: &str = r#"
+import random, sys, time
+texts = [bytearray(random.randbytes(4096)) for _ in range(120 * 256)]
+sums = [text[0] for text in texts]
+until = time.time() + 20
+while time.time() < until:
+    for _ in range(200):
+        at = random.randrange(len(texts))
+        texts[at][0] = sums[at] = sums[at] + 1 & 255
+    time.sleep(0.01)
+print("still", flush=True)
+time.sleep(6)
+print(all(text[0] == sum for text, sum in zip(texts, sums)))
+"#;
+
+/// The same for the file that a run has by default, below compressed memory.
+#[test]
+fn the_default_file_keeps_its_bound_in_use_and_afterwards() {
+    let name = "the_default_file_keeps_its_bound_in_use_and_afterwards";
+    turn!(beside_others, "a plain run has no file");
+    let Some(python) = find("python3") else {
+        return skip("no python3; on Debian: apt-get install python3");
+    };
+    let folder = tempfile::tempdir_in("/var/tmp").expect("a scratch folder");
+    let folder = folder.path();
+    let mut run = Job::new(python)
+        .args(["-c", TEXTS])
+        .limit(60 * MIB)
+        .env("TMPDIR", folder)
+        .start();
+    let is_still = |run: &Running| {
+        let said = std::fs::read_to_string(run.scratch().join("output"));
+        said.is_ok_and(|said| said.contains("still"))
+    };
+    let most = keeps_its_bound(&mut run, folder, is_still);
+    let begun = Instant::now();
+    let (held, has) = run.until("a look some seconds later", 30, |run| {
+        let now = (held(run)?, space(run, folder));
+        (begun.elapsed() > Duration::from_secs(4)).then_some(now)
+    });
+    say(&format!(
+        "{name}: {} MiB at most; afterwards {} MiB for {} MiB",
+        most / MIB,
+        has / MIB,
+        held / MIB
+    ));
+    assert!(held > 40 * MIB, "{held} B: the file holds little");
+    assert!(has <= bound(held), "{has} B for {held} B");
+    let outcome = run.wait().expect(0).expect_swapping(10_000.0);
+    assert_eq!(outcome.text(), "still\nTrue\n");
 }
