@@ -7,6 +7,7 @@ use undercroft_base::{
 use undercroft_engine::{Fault, FaultAnswer, Install, LoadItem, LoadPlan};
 use undercroft_model::{Content, FakeTier, NotInstalled};
 
+use super::program::LOWEST_END;
 use super::setup::Sabotage;
 use super::work::{Flight, Got};
 use super::world::{LayoutEvent, Message, World};
@@ -313,7 +314,12 @@ impl World {
             }
             item.install = match got {
                 Got::Content(content) => match self.install(mm, item.page, *content) {
-                    Ok(()) => Install::Done,
+                    Ok(()) => {
+                        if !item.fresh && item.page < LOWEST_END {
+                            self.saw("a page in the lowest arena was evicted and came back");
+                        }
+                        Install::Done
+                    }
                     // Not ours: an acknowledged REMOVE may be about to drop it.
                     Err(NotInstalled::Exists) if item.fresh => Install::NotYet,
                     Err(NotInstalled::Exists) => panic!("stored page {item:?} is present"),

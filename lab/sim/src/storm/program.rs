@@ -12,6 +12,8 @@ use super::world::{Doing, Intake, LayoutEvent, Message, Thread, World, Zap};
 /// The first begins with the lowest page that the kernel allows.
 const ARENAS: [u64; 4] = [16, 1500, 2900, 1 << 24];
 const ARENA_PAGES: u64 = 700;
+/// Where the first ends.
+pub(super) const LOWEST_END: VirtPage = VirtPage(ARENAS[0] + ARENA_PAGES);
 const MAPPED_MAX: usize = 500;
 const PROCS_MAX: usize = 4;
 

@@ -322,6 +322,9 @@ impl World {
     /// A process that the kernel and the engine already know.
     pub fn adopt(&mut self, mm: Mm, space: SpaceId) -> usize {
         let size = self.engine.books().page_size(space);
+        if self.procs.iter().any(|proc| proc.space == space) {
+            self.saw("a space number came again");
+        }
         self.procs.push(Proc {
             mm,
             space,

@@ -51,7 +51,7 @@ const REPLAYS_MAX: u32 = 4000;
 const FOUND: usize = 3;
 
 /// Cases that the default run must have met; otherwise it proves nothing about them.
-const MUST_SEE: [&str; 118] = [
+const MUST_SEE: [&str; 120] = [
     "large: came back",
     "large: first touch",
     "EIO of a load",
@@ -63,7 +63,9 @@ const MUST_SEE: [&str; 118] = [
     "bit flip",
     "checked every byte",
     "a leader is killed, and its partner lives",
+    "a page in the lowest arena was evicted and came back",
     "a partner has an agent",
+    "a space number came again",
     "copied for a write",
     "copied for a write: a run",
     "demotion: copy gone or damaged",
