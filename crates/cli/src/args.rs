@@ -630,9 +630,9 @@ pub(crate) struct DemoArgs {
     #[arg(long)]
     pub no_kernel_swap: bool,
 
-    /// Skip the second program, a sort
+    /// Measure a second program too, a sort in parts of its memory (some minutes)
     #[arg(long)]
-    pub no_sort: bool,
+    pub sort: bool,
 
     /// Print the results as JSON
     #[arg(long)]

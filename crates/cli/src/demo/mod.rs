@@ -70,11 +70,8 @@ pub(crate) fn demo(args: &DemoArgs) -> Result<u8, Failure> {
         "footprint {footprint}; a quarter of it is {limit}"
     ));
     let rows = take_turns(args, first, limit, directory.path(), plan)?;
-    let sort = if args.no_sort {
-        None
-    } else {
-        Some(sort::measure(args, directory.path(), &narrator)?)
-    };
+    let sort = (args.sort).then(|| sort::measure(args, directory.path(), &narrator));
+    let sort = sort.transpose()?;
     table::print(
         &rows,
         sort.as_ref(),

@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -32,6 +32,10 @@ const CONTAINER_MIN: u64 = 64 << 20;
 /// files.
 const LIMIT_PERCENT: u64 = 60;
 
+/// The store of the last scene has this part of the values and requests: each page of its file
+/// waits for the neighbour.
+const PART: u64 = 4;
+
 /// Bytes that the neighbour writes before it waits for the disk.
 const NEIGHBOUR_BYTES: usize = 4 << 20;
 const NEIGHBOUR_BLOCKS: usize = 16;
@@ -45,8 +49,7 @@ pub(super) struct Scenes {
     plain: Option<Plainly>,
     /// The store under undercroft in it, with its manager killed.
     managed: Option<Managed>,
-    /// How the bound was kept beside the neighbour: with a file alone, and with compressed memory
-    /// before it.
+    /// How the bound was kept beside the neighbour: with pages in a file, and in compressed memory.
     bounds: [Option<BoundReport>; 2],
 }
 
@@ -87,13 +90,14 @@ impl Scenes {
             Some(_) => managed(args, memory, directory, plan)?,
             None => None,
         };
-        let [alone, both] = [TierChoice::File, TierChoice::RamThenFile]
-            .map(|tiers| bounded(args, tiers, directory, plan));
+        let place = crate::run::tier_directory(None, directory.to_owned())?;
+        let [file, ram] = [TierChoice::File(place.clone()), TierChoice::Ram]
+            .map(|tier| bounded(args, tier, (directory, &place), plan));
         Ok(Scenes {
             container_bytes: memory.0,
             plain,
             managed,
-            bounds: [alone?, both?],
+            bounds: [file?, ram?],
         })
     }
 
@@ -128,10 +132,10 @@ impl Scenes {
             ))?;
         }
         show::line(&format!(
-            "\nA bound of {BOUND} for page-ins, in half of the memory, while a neighbour writes to the \
-             same disk"
+            "\nA bound of {BOUND} for page-ins, in three quarters of the memory, while a neighbour \
+             writes to the same disk"
         ))?;
-        for (name, bound) in ["file alone", "ram, then file"].iter().zip(&self.bounds) {
+        for (name, bound) in ["in a file", "compressed"].iter().zip(&self.bounds) {
             let Some(bound) = bound else {
                 show::line(&format!("  {name:<16}cannot run here"))?;
                 continue;
@@ -273,25 +277,29 @@ fn kill_manager(run: u32) {
     }
 }
 
-/// Page-ins in half of the memory, beside a neighbour.
+/// Page-ins of a smaller store in three quarters of its memory, beside a neighbour.
 fn bounded(
     args: &DemoArgs,
-    tiers: fn(PathBuf) -> TierChoice,
-    directory: &Path,
+    tier: TierChoice,
+    (directory, place): (&Path, &Path),
     plan: Plan,
 ) -> Result<Option<BoundReport>, Failure> {
-    let place = crate::run::tier_directory(None, directory.to_owned())?;
     let rig = Undercroft {
-        tier: tiers(place.clone()),
+        tier,
         ..ours(args, directory, &["--latency", BOUND])?
     };
-    let limit = Bytes((args.size.0 / 2).max(crate::values::MEMORY_MAX_MIN.0));
+    let plan = Plan {
+        keys: (plan.keys / PART).max(1),
+        ops: plan.ops / PART,
+    };
+    let needs = plan.keys * VALUE_BYTES as u64;
+    let limit = Bytes((needs * 3 / 4).max(crate::values::MEMORY_MAX_MIN.0));
     let Some(mut started) = start(&rig, limit, directory)? else {
         return Ok(None);
     };
     let ends = AtomicBool::new(false);
     let worked = std::thread::scope(|scope| {
-        scope.spawn(|| neighbour(&place, &ends));
+        scope.spawn(|| neighbour(place, &ends));
         let worked = started.work("beside a neighbour", plan, |_, _, _| ());
         ends.store(true, Ordering::Relaxed);
         worked

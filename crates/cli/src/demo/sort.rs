@@ -98,7 +98,7 @@ fn failed(why: &str) -> Failure {
         status::FAILED,
         "the sort cannot be measured",
         why,
-        "leave it out with --no-sort",
+        "leave --sort out",
     )
 }
 
