@@ -51,6 +51,8 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Run a program within a memory limit
     Run(Box<RunArgs>),
+    /// Run a virtual machine within a memory limit
+    Vm(Box<VmArgs>),
     /// Run a real store at a quarter of its memory, verify every value, and compare
     Demo(DemoArgs),
     /// Check what this machine allows, and name the fix for what is missing
@@ -231,6 +233,28 @@ More options, for measurements and for the policies of papers, are in docs/guide
 
 Exit status: the program's own; 128+n when signal n ended it; 127 not found; 126 not executable;
 125 undercroft failed; 2 wrong usage.";
+
+/// `undercroft vm`.
+#[derive(Debug, Args)]
+#[command(after_help = VM_EXAMPLES)]
+pub(crate) struct VmArgs {
+    /// Memory of the guest, such as 512M, for a monitor other than QEMU. It finds the number of the
+    /// memory's descriptor in UNDERCROFT_MEMORY_FD, maps it whole with MAP_SHARED, and calls
+    /// madvise(MADV_DONTFORK). QEMU's own -m says it
+    #[arg(long, value_name = "SIZE", value_parser = values::guest_memory)]
+    pub memory: Option<Bytes>,
+
+    #[command(flatten)]
+    pub run: RunArgs,
+}
+
+const VM_EXAMPLES: &str = "Examples:
+  undercroft vm -m 1G -- qemu-system-x86_64 -accel kvm -m 4G -drive file=disk.qcow2,if=virtio
+  undercroft vm -m 200M -t ram -- qemu-system-x86_64 -m 512M -nographic -kernel bzImage
+  undercroft vm -m 256M --memory 1G -- my-monitor
+
+The limit is of the guest's memory and of the monitor's own together. What cannot be used, and why:
+docs/guide/virtual-machines.md. Exit status: as of `undercroft run`.";
 
 /// `--when-full` as typed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

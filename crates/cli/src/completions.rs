@@ -1,5 +1,5 @@
 //! Completion scripts: those that clap makes, with the names of policies and tiers, the process ids
-//! of the runs, and after `run --` what the shell completes of a program.
+//! of the runs, and after `run --` and `vm --` what the shell completes of a program.
 
 use std::fmt::Write as _;
 use std::io::{self, Write};
@@ -86,12 +86,12 @@ fn tiers() -> impl Iterator<Item = &'static str> {
     })
 }
 
-/// After `run --` comes another command.
+/// After `run --` and `vm --` comes another command.
 const BASH: &str = r#"
 _undercroft_all() {
     local at
     for ((at = 2; at < COMP_CWORD; at++)); do
-        if [[ ${COMP_WORDS[1]} == run && ${COMP_WORDS[at]} == -- ]]; then
+        if [[ ${COMP_WORDS[1]} == @(run|vm) && ${COMP_WORDS[at]} == -- ]]; then
             COMPREPLY=()
             if declare -F _command_offset >/dev/null; then
                 _command_offset $((at + 1))
@@ -118,7 +118,7 @@ function __fish_undercroft_program
     set -l at (contains -i -- -- (commandline -opc))
     __fish_complete_subcommand --fcs-skip=$at
 end
-complete -c undercroft -n "__fish_undercroft_using_subcommand run; and contains -- -- (commandline -opc)" \
+complete -c undercroft -n "__fish_undercroft_using_subcommand run vm; and contains -- -- (commandline -opc)" \
     -f -a "(__fish_undercroft_program)"
 "#;
 
@@ -188,7 +188,7 @@ mod tests {
     }
 
     /// Values that each shell offers after these words.
-    const OFFERED: [(&str, &[&str]); 7] = [
+    const OFFERED: [(&str, &[&str]); 8] = [
         ("set ", &["4711", "4812"]),
         ("status 48", &["4812"]),
         ("tiers drain ", &["4711", "4812"]),
@@ -196,6 +196,7 @@ mod tests {
         ("run --placement w", &["worth", "waterfall"]),
         ("run --tier ", &["ram", "file"]),
         ("run -m 1G -- undercr", &["undercroft"]),
+        ("vm -m 1G -- undercr", &["undercroft"]),
     ];
 
     #[test]

@@ -25,6 +25,7 @@ mod tiers_shown;
 mod top;
 mod upgrade;
 mod values;
+mod vm;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -104,6 +105,10 @@ fn dispatch(command: Command) -> Result<ExitCode, Failure> {
         Command::Run(args) => {
             let log = args.log.into();
             run::options(*args).map_or_else(|failure| refuse(failure, log), live::run)
+        }
+        Command::Vm(args) => {
+            let log = args.run.log.into();
+            vm::options(*args).map_or_else(|failure| refuse(failure, log), live::run)
         }
         Command::Status(args) => {
             let runs = live::snapshots_of(args.others.all)?;

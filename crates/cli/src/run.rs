@@ -65,6 +65,7 @@ pub(crate) fn options(args: RunArgs) -> Result<RunOptions, Failure> {
     Ok(RunOptions {
         client,
         command: args.command,
+        guest: None,
         report: args.report.map(ReportTo::of),
         daemon: args.daemon,
         wait_all: args.wait_all,

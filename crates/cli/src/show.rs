@@ -86,6 +86,9 @@ fn client(snapshot: &Snapshot) -> String {
         Bytes(snapshot.resident_bytes),
         Bytes(snapshot.dram_bytes)
     ));
+    if let Some(guest) = &snapshot.guest {
+        text.push_str(&format!("  virtual machine {guest}\n"));
+    }
     for (at, tier) in snapshot.tiers.iter().enumerate() {
         let ratio = tier.figures.ratio_text();
         text.push_str(&format!(

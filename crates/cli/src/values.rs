@@ -99,6 +99,15 @@ pub(crate) fn memory_max(text: &str) -> Result<MemoryMax, String> {
     Ok(MemoryMax::Size(size))
 }
 
+/// `vm --memory`: a size of at least a page.
+pub(crate) fn guest_memory(text: &str) -> Result<Bytes, String> {
+    let size: Bytes = text.trim().parse().map_err(|error| format!("{error}"))?;
+    let is_enough = size.pages_floor().0 > 0;
+    is_enough
+        .then_some(size)
+        .ok_or_else(|| format!("{text} is less than a page of 4 KiB"))
+}
+
 /// `top --interval`: 100 ms (shorter, the runs would be asked all the time) to an hour.
 pub(crate) fn refresh(text: &str) -> Result<Duration, String> {
     let wrong = || format!("`{text}` is no time from 100ms to 1h; use e.g. 1s");

@@ -35,6 +35,8 @@ pub(super) struct Estate {
     listener: OwnedFd,
     status: OwnedFd,
     ledger: SharedMemory,
+    /// The memory of a virtual machine.
+    guest: Option<OwnedFd>,
     pub(super) legacy: SharedMemory,
     tiers: Vec<OpenTier>,
     /// The binary of the next manager. It is held open: whatever is put in its place, the next
@@ -83,6 +85,7 @@ impl Estate {
         let ledger =
             SharedMemory::create("uc-ledger", undercroft_engine::bytes_for(ledger_chunks))?;
         let legacy = legacy::fresh(is_limited())?;
+        let guest = options.guest.map(inherit::copy_of).transpose()?;
         let launch = Launch {
             options: options.client.clone(),
             command: ShownCommand::of(&options.command),
@@ -98,6 +101,7 @@ impl Estate {
             swaps: std::env::var_os("UNDERCROFT_TEST_SWAPS").map(PathBuf::from),
             tiers: tiers.iter().map(tiers::launch).collect(),
             legacy: legacy.as_fd().as_raw_fd(),
+            guest: guest.as_ref().map(AsRawFd::as_raw_fd),
             handover: -1,
             predecessor: None,
         };
@@ -106,6 +110,7 @@ impl Estate {
             listener,
             status,
             ledger,
+            guest,
             legacy,
             tiers,
             binary: upgrade::own_binary()?,
@@ -169,6 +174,7 @@ impl Estate {
             holders.as_fd(),
         ];
         inherited.extend(predecessor.map(AsFd::as_fd));
+        inherited.extend(self.guest.as_ref().map(AsFd::as_fd));
         inherited.extend(self.tiers.iter().flat_map(tiers::descriptors));
         let (log, said) = Log::new()?;
         let child = spawn_manager(&self.binary, &launch, &inherited, said)?;

@@ -64,6 +64,9 @@ use succession::Succession;
 use upgrade::Asking;
 use voice::Voice;
 
+/// The variable that tells a program the number of the descriptor of its guest's memory.
+pub const GUEST_VARIABLE: &str = "UNDERCROFT_MEMORY_FD";
+
 /// Status when Undercroft, not the program, failed.
 pub const OUR_FAILURE: i32 = 125;
 
@@ -516,6 +519,9 @@ fn start_program(
             preload(before.as_deref(), &dir.path(SHIM_LINK)),
         )
         .env(SOCKET_VARIABLE, dir.path(SHIM_SOCKET));
+    if let Some(guest) = options.guest {
+        command.env(GUEST_VARIABLE, guest.to_string());
+    }
     if let Some(group) = outside.line.group {
         command.process_group(group as i32); // a terminal's keys are for it
     }

@@ -32,6 +32,8 @@ pub(crate) enum Doom {
          the device of the tiers"
     )]
     NotPoisoned,
+    #[error("the memory of its virtual machine cannot be managed: {0}")]
+    Guest(String),
 }
 
 /// The signals of one run.

@@ -14,7 +14,7 @@ use crate::tiers::TierLaunch;
 
 /// Version of the messages in this file: [`Launch`], [`Request`] and [`Notice`]. A keeper and a
 /// manager of different binaries must have the same.
-pub const VERSION: u64 = 6;
+pub const VERSION: u64 = 7;
 
 /// The name that a manager has, before the number of its run. The binary knows by it that it is a
 /// manager, and reads its [`Launch`] from standard input.
@@ -54,6 +54,8 @@ pub struct Launch {
     pub tiers: Vec<TierLaunch>,
     /// Memfd of the legacy.
     pub legacy: i32,
+    /// Memfd of the memory of a virtual machine; `None`: the program is none.
+    pub guest: Option<i32>,
     /// Socket on which the holder hands descriptors to a successor.
     pub handover: i32,
     /// A successor: the socket to ask the holder of its predecessor. `None`: the first manager.
@@ -199,7 +201,7 @@ mod tests {
         "listener":3,"link":4,"status":5,"ledger":6,"ledger_chunks":512,
         "tiers":[{"memory":7,"backing":null,"device":null,"bell":null,"profile":null},
         {"memory":8,"backing":[9,"/a:b",1048576],"device":13,"bell":14,"profile":null}],
-        "legacy":10,"handover":11,"predecessor":12}"#;
+        "legacy":10,"guest":15,"handover":11,"predecessor":12}"#;
     const OTHERS: [&str; 6] = [
         r#"{"Holder":17}"#,
         r#"{"Finish":{"exit_status":-9,"wall_ns":18446744073709551615}}"#,

@@ -208,6 +208,9 @@ pub struct RunOptions {
     pub client: ClientOptions,
     /// Program and arguments; never empty.
     pub command: Vec<std::ffi::OsString>,
+    /// The descriptor of the memory of a virtual machine, which the program is given; `None`: it is
+    /// no monitor of one.
+    pub guest: Option<i32>,
     /// Where to write the report.
     pub report: Option<ReportTo>,
     /// The class to ask the daemon for; `None`: no daemon is asked.

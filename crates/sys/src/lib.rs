@@ -19,6 +19,7 @@ pub mod mapping;
 pub mod maps;
 pub mod memory;
 pub mod nvm;
+pub mod object;
 pub mod pagemap;
 pub mod probe;
 pub mod process;

@@ -13,6 +13,8 @@ use std::time::Duration;
 use rustix::fs::{Mode, OFlags};
 use undercroft_base::{Bytes, PageCount, VirtRange};
 
+use crate::object::FileId;
+
 /// Physical memory of this machine. `None` if `/proc/meminfo` does not say.
 pub fn total_memory() -> Option<Bytes> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
@@ -90,6 +92,20 @@ impl<'a> Vma<'a> {
             && self.inode == 0
             && (self.name.is_empty() || self.name == "[heap]" || self.name.starts_with("[anon:"))
     }
+}
+
+/// The mappings of this file in a text of `/proc/PID/maps`, by address: each with the byte of the
+/// file at which it begins, and whether it is shared.
+pub fn mappings_of(maps: &str, file: FileId) -> impl Iterator<Item = (VirtRange, u64, bool)> {
+    maps.lines().filter_map(move |line| {
+        let vma = Vma::parse(line).filter(|vma| vma.inode == file.inode)?;
+        let mut fields = line.split(' ').skip(2);
+        let hex = |text| u64::from_str_radix(text, 16).ok();
+        let offset = hex(fields.next()?)?;
+        let (major, minor) = fields.next()?.split_once(':')?;
+        let device = rustix::fs::makedev(hex(major)? as u32, hex(minor)? as u32);
+        (device == file.device).then_some((vma.range, offset, vma.shared))
+    })
 }
 
 /// An open `/proc/PID/task/TID/status`. It stays with that thread, even if another gets its number.
@@ -526,6 +542,27 @@ mod tests {
         );
         assert!(!vma.is_private_anonymous());
         assert!(Vma::parse("nonsense").is_none());
+    }
+
+    #[test]
+    fn mappings_of_a_file_are_told_from_those_of_others_with_its_number() {
+        let maps = "1000-3000 rw-s 00000000 00:01 77 /memfd:a (deleted)\n\
+                    3000-4000 r--p 00002000 00:01 77 /memfd:a (deleted)\n\
+                    4000-5000 rw-s 00000000 fe:01 77 /home/b\n\
+                    5000-6000 rw-s 00000000 00:01 78 /memfd:c (deleted)\n";
+        let file = FileId {
+            device: 1,
+            inode: 77,
+        };
+        let found: Vec<_> = mappings_of(maps, file).collect();
+        let range = VirtRange::of_addresses;
+        assert_eq!(
+            found,
+            [
+                (range(0x1000, 0x3000), 0, true),
+                (range(0x3000, 0x4000), 0x2000, false)
+            ]
+        );
     }
 
     #[test]

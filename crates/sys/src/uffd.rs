@@ -498,6 +498,7 @@ impl Uffd {
         Ok(Messages {
             slots: &slots[..count * MESSAGE_WORDS],
             next: 0,
+            view: None,
         })
     }
 }
@@ -586,16 +587,22 @@ impl Default for MessageBuf {
 /// The message at `slot`, of which the event's number is cleared if it is a fault. `None`: there is
 /// none, or it is of a kind that is not asked for. The descriptor of a FORK is returned as its
 /// number: `child` makes it the message's own.
-fn message(slot: &[AtomicU64], child: impl FnOnce(i32) -> Option<Uffd>) -> Option<Message> {
+fn message(
+    slot: &[AtomicU64],
+    view: Option<VirtRange>,
+    child: impl FnOnce(i32) -> Option<Uffd>,
+) -> Option<Message> {
     let word = |at: usize| slot[at].load(Ordering::Relaxed);
     let [a, b, c] = [word(1), word(2), word(3)];
     Some(match word(0) as u8 {
         0x12 => {
             slot[0].store(0, Ordering::Relaxed);
+            let page = VirtPage::of(b);
+            view.is_none_or(|view| view.contains(page)).then_some(())?;
             Message::Fault {
-                page: VirtPage::of(b),
+                page: view.map_or(page, |view| VirtPage(page.0 - view.start.0)),
                 write: a & 1 != 0,
-                wp: a & 2 != 0,
+                wp: a & 2 != 0 && view.is_none(),
                 minor: a & 4 != 0,
                 thread: ThreadId(c as u32),
             }
@@ -658,7 +665,7 @@ pub fn leftover_message(
     child: Option<Uffd>,
 ) -> Option<Message> {
     let at = left.slot * MESSAGE_WORDS;
-    message(words.get(at..at + MESSAGE_WORDS)?, |_| child)
+    message(words.get(at..at + MESSAGE_WORDS)?, None, |_| child)
 }
 
 /// Writes down that the descriptor of a FORK has number `child` for `generation`, which is not 0.
@@ -738,9 +745,17 @@ pub enum Message {
 pub struct Messages<'a> {
     slots: &'a [AtomicU64],
     next: usize,
+    view: Option<VirtRange>,
 }
 
-impl Messages<'_> {
+impl<'a> Messages<'a> {
+    /// The faults at `view`, where a memory object is mapped, by the pages of the object. Other
+    /// messages are left out. A write to a protected page is a fault like any other.
+    pub fn of_object(mut self, view: VirtRange) -> Messages<'a> {
+        self.view = Some(view);
+        self
+    }
+
     /// How many are left.
     pub fn len(&self) -> usize {
         self.slots.len() / MESSAGE_WORDS - self.next
@@ -768,7 +783,7 @@ impl Iterator for Messages<'_> {
             // SAFETY: a FORK message gives the reader a new descriptor, and each message is
             // yielded once.
             let child = |number| Some(Uffd(unsafe { OwnedFd::from_raw_fd(number) }));
-            if let Some(message) = message(slot, child) {
+            if let Some(message) = message(slot, self.view, child) {
                 return Some(message);
             }
         }

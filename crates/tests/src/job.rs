@@ -33,6 +33,7 @@ pub struct Job {
     limit: Option<u64>,
     options: Vec<OsString>,
     under: bool,
+    mode: &'static str,
     timeout: Duration,
 }
 
@@ -83,6 +84,7 @@ impl Job {
             limit: None,
             options: Vec::new(),
             under: false,
+            mode: "run",
             timeout: Duration::from_secs(180),
         }
     }
@@ -138,6 +140,13 @@ impl Job {
         self
     }
 
+    /// Runs the command under `undercroft vm` in place of `run`.
+    pub fn vm(mut self) -> Job {
+        self.mode = "vm";
+        self.under = true;
+        self
+    }
+
     /// Adds a `--tier`.
     pub fn tier(self, spec: &str) -> Job {
         self.options(["--tier", spec])
@@ -172,7 +181,7 @@ impl Job {
             .expect("a scratch folder");
         let mut words = self.before.clone();
         if self.under && !plain_only() {
-            words.extend([undercroft().into(), "run".into(), "--quiet".into()]);
+            words.extend([undercroft().into(), self.mode.into(), "--quiet".into()]);
             if let Some(limit) = self.limit {
                 words.extend(["--memory-max".into(), limit.to_string().into()]);
             }

@@ -241,7 +241,7 @@ impl Control {
     }
 
     /// Pages of the processes that are not managed, by process.
-    pub(super) fn unmanaged(&self, processes: &[Arc<Process>]) -> HashMap<SpaceId, u64> {
+    fn unmanaged(&self, processes: &[Arc<Process>]) -> HashMap<SpaceId, u64> {
         let unmanaged = (processes.iter()).filter(|p| !p.managed.load(Ordering::Relaxed));
         let pages = |process: &Arc<Process>| {
             let statm = self.sizes.statm.get(&process.space)?;
@@ -250,12 +250,19 @@ impl Control {
         unmanaged.filter_map(pages).collect()
     }
 
+    /// All pages that the books do not have yet.
+    pub(super) fn unmanaged_pages(&self) -> PageCount {
+        let of_processes = self.unmanaged(&self.shared.processes.all());
+        PageCount(of_processes.values().sum::<u64>() + self.guest.unmanaged(&self.shared).0)
+    }
+
     /// Compares the memory in use with the limit. Near the limit, everything is managed from then
     /// on.
     fn check_pressure(&mut self, processes: &[Arc<Process>]) -> Pressure {
         let limit = self.shared.books.engine().books().limit().0;
         let to_find = self.unmanaged(processes);
-        let unmanaged = to_find.values().sum::<u64>() * BASE_PAGE_BYTES as u64;
+        let unmanaged = to_find.values().sum::<u64>() + self.guest.unmanaged(&self.shared).0;
+        let unmanaged = unmanaged * BASE_PAGE_BYTES as u64;
         let held = self.shared.books.pool_held();
         let (now, stored, faults) = {
             let mut engine = self.shared.books.engine();
@@ -363,6 +370,7 @@ impl Control {
         if begins {
             self.begin(&processes);
         }
+        self.look_for_guest(&processes);
         let now = self.shared.elapsed().as_nanos() as u64;
         self.shared.cpu_plan.pin.expire(now);
         let everything = self

@@ -560,8 +560,8 @@ impl Control {
 fn begin_holding(uffd: &Uffd, area: VirtRange) -> Result<(), UffdError> {
     // Faults in the holding area are not answered. So no place in it may be empty while no
     // command is carried out. A program that reads or locks all its mappings would wait there
-    // for ever, or with `Features::SIGBUS` be ended.
-    uffd.api(Features::default())?;
+    // for ever, or with `Features::SIGBUS` be ended. Guest memory may be registered with it, too.
+    uffd.api(Features::THREAD_ID)?;
     uffd.register(area, RegisterMode::MISSING)
 }
 

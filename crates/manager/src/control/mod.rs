@@ -8,6 +8,7 @@ mod check;
 mod core;
 mod doors;
 pub(crate) mod ending;
+mod guest;
 mod handshake;
 mod obey;
 mod onset;
@@ -41,6 +42,7 @@ use self::bound::Bounds;
 use self::check::{Checks, Sizes};
 use self::doors::{Doors, Event};
 use self::ending::Mark;
+use self::guest::GuestWatch;
 use self::handshake::Greetings;
 use self::parting::Parting;
 pub use self::start::serve;
@@ -86,6 +88,7 @@ struct Control {
     /// The thread that moves pages between tiers runs.
     migrates: bool,
     bounds: Bounds,
+    guest: GuestWatch,
     swap: SwapWatch,
     since: Since,
 }
@@ -290,6 +293,9 @@ impl Control {
     /// Forgets a process whose address space is gone.
     fn forget(&mut self, process: &Arc<Process>) {
         self.sizes.forget(process.space);
+        if let Some(guest) = self.guest.ends(&self.shared, process) {
+            self.forget(&guest);
+        }
         self.hear_no_end(process);
         layout::ended(&self.shared, process);
     }

@@ -4,7 +4,7 @@
 
 use std::time::Instant;
 
-use undercroft_base::{BASE_PAGE_BYTES, Bytes, Nanos};
+use undercroft_base::{Bytes, Nanos};
 use undercroft_proto::messages::Answered;
 use undercroft_proto::tiers::pool_capacity;
 use undercroft_sys::procfs;
@@ -66,8 +66,7 @@ impl Control {
     /// Has the engine keep to the limit of this moment.
     fn keep_to_limit(&mut self) {
         let limit = self.shared.gauges.limit_now();
-        let to_find = self.unmanaged(&self.shared.processes.all());
-        let unmanaged = to_find.values().sum::<u64>() * BASE_PAGE_BYTES as u64;
+        let unmanaged = self.unmanaged_pages().bytes();
         {
             let mut engine = self.shared.books.engine();
             let lower = limit < engine.books().limit();
@@ -78,7 +77,7 @@ impl Control {
             } else {
                 // What is in memory is not in the books yet. Checks see that the limit is near,
                 // and manage it.
-                engine.set_limit(limit.max(Bytes(unmanaged)));
+                engine.set_limit(limit.max(unmanaged));
             }
         }
         self.checks.at = Instant::now();

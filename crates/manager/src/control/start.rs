@@ -1,7 +1,7 @@
 //! Starts a manager: rights, holder, engine, tiers, threads. Then the control thread serves.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
@@ -17,6 +17,7 @@ use undercroft_sys::access::{AccessError, AccessScanner};
 use undercroft_sys::inherit;
 use undercroft_sys::interrupts;
 use undercroft_sys::mapping::SharedMemory;
+use undercroft_sys::object::MemoryObject;
 use undercroft_sys::probe::{State, Swaps};
 use undercroft_sys::process::{self, PidFd};
 use undercroft_sys::restrict;
@@ -33,6 +34,7 @@ use super::bound::Bounds;
 use super::check::{Checks, Sizes};
 use super::doors::Doors;
 use super::ending::{self, Mark};
+use super::guest::GuestWatch;
 use super::handshake::Greetings;
 use super::parting::Parting;
 use super::swap::SwapWatch;
@@ -177,11 +179,12 @@ fn start_holder(run: u32, keeper: &PidFd, handover: OwnedFd, mark: &Mark) -> io:
     Ok(holder)
 }
 
-/// The memory that the manager inherits: of the ledger, the legacy and the tiers.
+/// The memory that the manager inherits: of the ledger, the legacy, the tiers and a guest.
 struct Memories {
     ledger: MemfdLedger,
     legacy: Arc<Legacy>,
     tiers: Vec<tiers::Inherited>,
+    guest: Option<Arc<MemoryObject>>,
 }
 
 impl Memories {
@@ -219,10 +222,15 @@ impl Memories {
                 profile: tier.profile.clone(),
             });
         }
+        let guest = launch.guest.map(process::take_inherited).transpose()?;
+        let guest = guest
+            .map(|memfd| MemoryObject::of(memfd.as_fd()))
+            .transpose()?;
         Ok(Memories {
             ledger,
             legacy,
             tiers,
+            guest: guest.map(Arc::new),
         })
     }
 }
@@ -289,6 +297,7 @@ fn serve_over(launch: Launch, link: OwnedFd) -> Result<(), StartError> {
         presence: Presence::new(now),
         migrates: Migrator::is_needed(&shared),
         bounds: Bounds::default(),
+        guest: GuestWatch::new(&shared),
         swap,
         since: Since::new(now),
         shared,
@@ -422,6 +431,7 @@ fn share(
     let cpu_plan = CpuPlan::new(disk_cpu, options.rights.realtime);
     let fault_threads = cpu_plan.cpus.len();
     let (legacy, key) = (memories.legacy.clone(), memories.ledger.key());
+    let guest = memories.guest.clone();
     let (mut engine, tiers, inheritance) = match launch.predecessor {
         None => {
             let (engine, tiers) = begin(launch, memories)?;
@@ -441,6 +451,7 @@ fn share(
     let shared = Arc::new(Shared {
         books,
         processes: Processes::new(fault_threads),
+        guest,
         arrivals: Arrivals::default(),
         graves: Graves::default(),
         gauges: Gauges::new(options.latency, options.memory_max),

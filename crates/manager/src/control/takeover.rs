@@ -31,6 +31,7 @@ use undercroft_sys::uffd::{Message, Uffd};
 use undercroft_sys::{fdpass, handover};
 use undercroft_wire::parse::answer;
 
+use super::guest;
 use crate::fault::relief;
 use crate::gauges::scale::Short;
 use crate::log;
@@ -139,6 +140,8 @@ impl Inheritance {
             }
         }
         legacy.begin_generation();
+        // If the host of guest memory is gone, so is that, when it is asked after it.
+        heirs.sort_by_key(|(_, heir, _)| heir.has(Flag::Guest));
         let parents: BTreeSet<SpaceId> = held.iter().map(|event| event.space).collect();
         let mut kept = Vec::new();
         for (row, heir, fds) in heirs {
@@ -173,7 +176,13 @@ impl Inheritance {
     /// the pages in hand.
     pub(super) fn settle(self, shared: &Shared) -> Result<Settled, TakeoverError> {
         let mut greetings = Vec::new();
-        for (row, heir, fds) in self.heirs {
+        for (row, heir, mut fds) in self.heirs {
+            if heir.has(Flag::Guest) {
+                let uffd = fds[Fds::Uffd as usize].take();
+                let process = guest::revive(shared, row, &heir, uffd);
+                shared.add_process(&process.ok_or_else(short)?);
+                continue;
+            }
             let (process, greeting) = revive(row, &heir, fds)?;
             foreign::exposed_before(&process, heir.exposed());
             shared.add_process(&process);
@@ -567,6 +576,10 @@ fn correct_installed(
 ) -> Result<(), TakeoverError> {
     // A process that has not announced itself cannot be looked at. A page of it that was installed
     // counts as stored until it is dropped. It never faults, and never leaves.
+    if process.hosted.is_some() {
+        guest::correct(shared, process);
+        return Ok(());
+    }
     let began = Instant::now();
     let mut left = EVERYTHING;
     loop {
@@ -712,7 +725,10 @@ fn end_flight(shared: &Shared, inbox: &mut EventInbox) -> Result<Recovered, Take
             let process = processes.iter().find(|process| process.space == *space);
             let Some(process) = process else { continue };
             let place = process.pagemap().and_then(|of| of.place(*page));
-            let here = shown(place, || process.has_lost_its_memory());
+            let here = match process.hosted {
+                None => shown(place, || process.has_lost_its_memory()),
+                Some(_) => Here::Present, // not punched yet
+            };
             pages.insert((*space, *page), here);
         }
         if pages.values().any(|here| *here == Here::Unknown)

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use serde::Deserialize;
-use undercroft_base::{Bytes, Nanos, PageCount, TierId, TierUsage};
+use undercroft_base::{Bytes, Nanos, TierId, TierUsage};
 use undercroft_engine::Stats;
 use undercroft_proto::legacy::ASKS;
 use undercroft_proto::messages::{Answered, Ask, Word};
@@ -382,8 +382,7 @@ impl Control {
             let books = engine.books();
             (books.resident().bytes().0, books.stored().bytes().0)
         };
-        let unmanaged = self.unmanaged(&shared.processes.all());
-        let unmanaged = PageCount(unmanaged.values().sum()).bytes().0;
+        let unmanaged = self.unmanaged_pages().bytes().0;
         let footprint = &shared.gauges.footprint;
         let memory = resident + stored + unmanaged + footprint.strays().0;
         let memory_peak = footprint.note(Bytes(memory)).max(stats.pages_peak.bytes());
@@ -431,6 +430,7 @@ impl Control {
             rates,
             limit_exceeded: lock(&shared.gauges.exceeded).until(Instant::now()),
             immovable: lock(&shared.gauges.fixed).until(Instant::now()),
+            guest: self.guest.now(shared),
             policies: self.policies(),
             counters: (&stats).into(),
             mrc,
@@ -516,6 +516,7 @@ impl Control {
             mappings_peak: shared.gauges.mappings_peak.load(Ordering::Relaxed),
             managed: spaces > 0 && !self.presence.missed,
             unmanaged_processes_peak: shared.gauges.strays_peak.load(Ordering::Relaxed),
+            guest: self.guest.now(shared),
             policies: self.policies(),
             counters: (&stats).into(),
             access_scans: self.access_scans(),

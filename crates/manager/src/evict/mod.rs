@@ -38,6 +38,8 @@ mod aside;
 mod choose;
 mod compressors;
 mod demote;
+#[cfg(test)]
+mod guest_tests;
 mod pending;
 mod publish;
 mod store;

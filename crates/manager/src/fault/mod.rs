@@ -14,7 +14,7 @@
 //!   `Lost`, the thread faults again, and `poison` fills the page.
 //! - A page that is resident by the books may be missing, because the kernel dropped it.
 //!   `fill_missing` (`relief.rs`) poisons it if it was, or may have been, out of memory. Otherwise
-//!   it is zeros.
+//!   it is zeros. A page of a virtual machine is always zeros then (`stays`).
 //! - A copy on another machine that is later than 80 ms is asked for again when its thread faults
 //!   again: no lane waits long.
 
@@ -541,6 +541,7 @@ impl FaultThread {
 
     /// Notes which thread faults, and where: fault threads serve on the CPUs of these.
     fn note_thread(&mut self, process: &Arc<Process>, fault: Fault, read: Instant) {
+        let process = process.host();
         let now = self.shared.elapsed_at(read).as_nanos() as u64;
         let thread = process.known_thread(fault.thread.0);
         if let Some(pid) = process.pid() {
@@ -625,6 +626,10 @@ impl FaultThread {
     /// Wakes the thread: the page is resident by the books. If such faults go on, the page may be
     /// missing.
     fn wake_or_wonder(&mut self, process: &Arc<Process>, page: VirtPage) {
+        if process.hosted.is_some() {
+            relief::stays(&self.shared, process, page);
+            return process.memory.wake(VirtRange::one(page));
+        }
         let times = process.puzzled.fetch_add(1, Ordering::Relaxed) + 1;
         if times.is_multiple_of(PUZZLED_AFTER) {
             let _layout = process.layout.write();

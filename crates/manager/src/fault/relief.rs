@@ -65,6 +65,23 @@ pub(super) fn fill_missing(
     Ok(())
 }
 
+/// A thread waits for a page of guest memory that the books have in memory. If nothing is there,
+/// the monitor has given the page back, and it is zeros. Otherwise it was to leave, and did not: it
+/// is protected no more. The caller wakes the thread, and holds no lock.
+#[cold]
+pub(super) fn stays(shared: &Shared, process: &Process, page: VirtPage) {
+    let one = VirtRange::one(page);
+    // With the lock held, no page is protected, and none that is on its way out is punched.
+    let _layout = process.layout.write();
+    let entry = {
+        let engine = shared.books.engine();
+        engine.books().entry(process.space, page)
+    };
+    if entry.state == PageState::Resident && process.memory.zero(one, Wake::Later).is_err() {
+        let _ = process.memory.protect(one, false);
+    }
+}
+
 /// The bytes of a page that is not in memory. `None`: no copy verifies, or it is on another
 /// machine.
 fn copy(shared: &Shared, entry: &Entry) -> Option<Vec<u8>> {

@@ -40,7 +40,7 @@ use crate::space::command::{Commands, Done};
 pub(crate) struct Agent {
     pub commands: Commands,
     /// Keeps the holding area's registration alive.
-    _holding_uffd: Uffd,
+    holding_uffd: Uffd,
     /// Address of the holding area, where moved pages are read.
     pub holding: u64,
     /// The shim's own memory: staging area, holding area and agent stack; never managed.
@@ -179,7 +179,7 @@ impl Agent {
             row,
             groups: [0; 2],
             commands,
-            _holding_uffd: holding_uffd,
+            holding_uffd,
             holding,
             private,
             memory,
@@ -190,6 +190,12 @@ impl Agent {
             placed: AtomicU64::new(0),
             left: OnceLock::new(),
         }
+    }
+
+    /// A userfaultfd of the process that hears of no layout event: that of the holding area, where
+    /// no fault is answered.
+    pub(crate) fn quiet_uffd(&self) -> io::Result<Uffd> {
+        Ok(self.holding_uffd.as_fd().try_clone_to_owned()?.into())
     }
 
     /// The agent that a dead manager knew. Nothing that it had verified is verified again: its
@@ -221,7 +227,7 @@ impl Agent {
             left: OnceLock::new(),
             groups: COMMANDS.map(|of| heir.number(of)),
             commands,
-            _holding_uffd: holding_uffd,
+            holding_uffd,
             holding: heir.number(Number::Holding),
             private: VirtRange::new(page(Number::PrivateStart), page(Number::PrivateEnd)),
             memory,

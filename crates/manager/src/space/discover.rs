@@ -589,7 +589,7 @@ pub(crate) fn count_present(shared: &Shared, process: &Process, agent: &Agent, r
 
 /// Counts the pages that were found `present`.
 /// * `shares`: for each page from `start` on, whether it shares its frame.
-fn add_present(
+pub(crate) fn add_present(
     books: &Books,
     process: &Process,
     relatives: &[SpaceId],

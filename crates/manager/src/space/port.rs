@@ -1,6 +1,6 @@
 //! The port of a client's memory: the calls that discovery, the fault path and the eviction path
 //! make. A kind of memory is one file beside this one: `anonymous.rs` is that of processes,
-//! `model.rs` that of tests.
+//! `guest.rs` that of virtual machines, `model.rs` that of tests.
 //!
 //! The pages of all calls and messages are those of a *memory object*. For a process that is its
 //! address space, so nothing is translated. Memory that is mapped at several addresses, or in
@@ -90,6 +90,14 @@ pub(crate) trait Space: AsFd + Send + Sync {
 /// Every page of a group that was taken is either put back, given up or left, before `end`. A
 /// second group may begin before the first has ended, once that is no more waited for.
 pub(crate) trait WayOut {
+    /// True if pages stay readable in their place until [`WayOut::left`], and only writes wait. The
+    /// caller then holds the layout lock for writing in [`WayOut::begin`], and from before pages
+    /// are published until `left` has returned: no page is installed meanwhile, and no protection
+    /// removed.
+    fn in_place(&self) -> bool {
+        false
+    }
+
     /// Claims the way for one group, and asks for its pages: they may leave from here on. Fork() in
     /// the program waits, until the end.
     fn begin(&self, group: &[EvictItem]) -> Begun;

@@ -20,6 +20,7 @@ use crate::space::backlog::Backlog;
 use crate::space::command::Commands;
 use crate::space::dropping::Dropping;
 use crate::space::ground::Ground;
+use crate::space::guest::Guest;
 use crate::space::identity::Identity;
 use crate::space::order::EventOrder;
 use crate::space::partners::Partners;
@@ -38,13 +39,21 @@ const YIELDED: Duration = Duration::from_secs(15);
 /// which take some 20 us.
 pub(crate) const EXCLUDE_MAX: Duration = Duration::from_millis(2);
 
-/// An address space. A fork child starts with its userfaultfd only; identity and agent come when it
-/// announces itself.
+/// Guest memory, and the process that maps it.
+pub(crate) struct Hosted {
+    pub guest: Arc<Guest>,
+    pub host: Arc<Process>,
+}
+
+/// An address space, or the memory of a virtual machine. A fork child starts with its userfaultfd
+/// only; identity and agent come when it announces itself.
 pub(crate) struct Process {
     /// The row for a successor. First, because fields are dropped in this order.
     pub row: Row,
     pub space: SpaceId,
     pub memory: Arc<dyn Space>,
+    /// The memory is that of a virtual machine: it has neither identity nor agent, but a host.
+    pub hosted: Option<Hosted>,
     /// Every page that it can have registered.
     pub all_pages: VirtRange,
     /// Written while messages are read and layout events applied; read while pages are installed.
@@ -112,6 +121,7 @@ impl Process {
             space,
             all_pages,
             memory,
+            hosted: None,
             layout: RwLock::new(()),
             identity: OnceLock::new(),
             agent: OnceLock::new(),
@@ -135,6 +145,28 @@ impl Process {
             short_reads: Spell::default(),
             short_poisons: Spell::default(),
             short_looks: Spell::default(),
+        }
+    }
+
+    /// Guest memory that `host` maps. It is managed from the beginning.
+    /// * `row`: not committed yet.
+    pub(crate) fn of_guest(space: SpaceId, guest: Guest, host: Arc<Process>, row: Row) -> Process {
+        let guest = Arc::new(guest);
+        let memory: Arc<dyn Space> = guest.clone();
+        let no_page = VirtPage(BEYOND.0 - 1);
+        let process = Process::new(space, memory, no_page, None, None, row);
+        process.managed.store(true, Ordering::Relaxed);
+        Process {
+            hosted: Some(Hosted { guest, host }),
+            ..process
+        }
+    }
+
+    /// The process whose threads use this memory.
+    pub(crate) fn host(self: &Arc<Process>) -> &Arc<Process> {
+        match &self.hosted {
+            Some(hosted) => &hosted.host,
+            None => self,
         }
     }
 
@@ -203,6 +235,9 @@ impl Process {
     }
 
     pub(crate) fn kill(&self) {
+        if let Some(hosted) = &self.hosted {
+            return hosted.host.kill();
+        }
         if let Some(identity) = self.identity.get() {
             let _ = identity.pidfd.kill();
         }
@@ -211,7 +246,8 @@ impl Process {
     /// Ends this process, and tells the user why.
     pub(crate) fn end(&self, why: &str) {
         if !self.ended.swap(true, Ordering::Relaxed) {
-            let pid = self.pid().unwrap_or(0);
+            let host = self.hosted.as_ref().map_or(self, |hosted| &*hosted.host);
+            let pid = host.pid().unwrap_or(0);
             crate::log::say(&format!("process {pid} was ended: {why}"));
         }
         self.kill();

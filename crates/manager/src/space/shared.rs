@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use undercroft_base::Nanos;
 use undercroft_proto::options::ClientOptions;
+use undercroft_sys::object::MemoryObject;
 
 use super::arrivals::Arrivals;
 use super::graves::Graves;
@@ -23,6 +24,8 @@ pub(crate) struct Shared {
     pub books: Books,
     /// The address spaces.
     pub processes: Processes,
+    /// The memory of the run's virtual machine, if it has one.
+    pub guest: Option<Arc<MemoryObject>>,
     /// New mappings that the books do not have yet.
     pub arrivals: Arrivals,
     /// Books that are still to be forgotten.

@@ -108,6 +108,10 @@ pub enum Number {
 }
 
 impl Number {
+    /// Of guest memory: the page at which its host maps it.
+    pub const VIEW: Number = Number::Holding;
+    /// Of guest memory: the address space of its host.
+    pub const HOST: Number = Number::Agent;
     const COUNT: usize = Number::ExposedEnd as usize + 1;
 }
 
@@ -128,6 +132,8 @@ pub enum Flag {
     Short = 32,
     /// Another process has its memory, and is no vfork child.
     Partners = 64,
+    /// The memory of a virtual machine, which has a host in place of identity and agent.
+    Guest = 128,
 }
 
 /// The descriptors of one address space, in this order. Each is named by what it is of.

@@ -15,6 +15,8 @@ mod summary;
 #[cfg(test)]
 mod tests;
 
+use std::fmt;
+
 use hdrhistogram::Histogram;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -115,6 +117,9 @@ pub struct Report {
     pub unmanaged_processes_peak: u64,
     /// The choices made.
     pub policies: Policies,
+    /// The memory of its virtual machine, as it was at last; null if it had none.
+    #[serde(default)]
+    pub guest: Option<GuestMemory>,
     /// The engine's counters.
     pub counters: Counters,
     /// Scans of access bits. Null where none was made, and no interval was asked for.
@@ -129,6 +134,24 @@ pub struct Report {
     /// Managers that took over from one that died. All other counts are those of the last manager.
     #[serde(default)]
     pub takeovers: Takeovers,
+}
+
+/// The memory of a virtual machine (`undercroft vm`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct GuestMemory {
+    /// As much as the machine has.
+    pub bytes: u64,
+    /// The part of it that is in memory.
+    pub resident_bytes: u64,
+    /// The part of it whose copies are in tiers.
+    pub stored_bytes: u64,
+}
+
+impl fmt::Display for GuestMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [all, here, away] = [self.bytes, self.resident_bytes, self.stored_bytes].map(Bytes);
+        write!(f, "{all}: {here} in memory, {away} in tiers")
+    }
 }
 
 /// How often the run was paused (`undercroft set PID paused=yes`, unsafe kernel swap), and for how

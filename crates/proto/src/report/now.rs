@@ -10,8 +10,8 @@ use undercroft_qos::pressure::Pressure;
 use undercroft_tier::profile::Profile;
 
 use super::{
-    BoundReport, CostReport, Counters, Faults, Immovable, LatencyHistogram, LimitExceeded,
-    MissRatioCurve, Pages, Policies, Quantiles, TierFigures, command_line,
+    BoundReport, CostReport, Counters, Faults, GuestMemory, Immovable, LatencyHistogram,
+    LimitExceeded, MissRatioCurve, Pages, Policies, Quantiles, TierFigures, command_line,
 };
 
 /// A running client, as `status --json` gives it.
@@ -100,6 +100,9 @@ pub struct Snapshot {
     /// Memory that cannot leave, and the limit that was raised for it.
     #[serde(default)]
     pub immovable: Immovable,
+    /// The memory of its virtual machine; null if it has none.
+    #[serde(default)]
+    pub guest: Option<GuestMemory>,
     /// Names in force.
     pub policies: Policies,
     /// The engine's counters.

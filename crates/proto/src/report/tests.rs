@@ -123,6 +123,7 @@ fn sample() -> Report {
         managed: true,
         unmanaged_processes_peak: 1,
         policies: policies(),
+        guest: Some(GuestMemory::default()),
         counters: Counters::from(&stats),
         access_scans: Some(access_scans()),
         mrc,

@@ -20,6 +20,7 @@ mod fork;
 mod identity;
 mod layout;
 mod moving;
+mod objects;
 mod reading;
 mod side_band;
 
@@ -92,6 +93,21 @@ fn end_what_is_left() {
     }
 }
 
+/// All facts.
+const ALL: [&[Fact]; 11] = [
+    access::FACTS,
+    asking::FACTS,
+    death::FACTS,
+    faults::FACTS,
+    fork::FACTS,
+    layout::FACTS,
+    moving::FACTS,
+    objects::FACTS,
+    reading::FACTS,
+    identity::FACTS,
+    side_band::FACTS,
+];
+
 /// Root, or the device node and CAP_SYS_PTRACE. Without these hardly a fact can be tested.
 fn may_use_userfaultfd() -> std::io::Result<()> {
     let uffd = UffdDevice::open()?.create()?;
@@ -103,19 +119,7 @@ fn main() {
     undercroft_sys::process::become_subreaper().expect("subreaper");
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let wanted: Vec<&String> = arguments.iter().filter(|a| !a.starts_with('-')).collect();
-    let all = [
-        access::FACTS,
-        asking::FACTS,
-        death::FACTS,
-        faults::FACTS,
-        fork::FACTS,
-        layout::FACTS,
-        moving::FACTS,
-        reading::FACTS,
-        identity::FACTS,
-        side_band::FACTS,
-    ];
-    let all = all.iter().flat_map(|facts| facts.iter());
+    let all = ALL.iter().flat_map(|facts| facts.iter());
     let short = |name: &'static str| name.trim_start_matches("kernel_contract::");
     let facts: Vec<(&str, fn())> = all
         .map(|(name, fact)| (short(name), *fact))

@@ -43,4 +43,5 @@ mod takeover_limit;
 mod tiers;
 mod transparency;
 mod trees;
+mod vm;
 mod watching;

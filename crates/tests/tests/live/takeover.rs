@@ -131,7 +131,12 @@ impl Drop for Ends<'_> {
 
 /// Does `work` with the run while its manager is killed, up to `most` times. `work` is given a
 /// question: whether all kills are done. Returns the number of kills.
-fn under_kills(run: &Running, seed: u64, most: u64, work: impl FnOnce(&dyn Fn() -> bool)) -> u64 {
+pub(crate) fn under_kills(
+    run: &Running,
+    seed: u64,
+    most: u64,
+    work: impl FnOnce(&dyn Fn() -> bool),
+) -> u64 {
     let killer = Killer::of(run, seed);
     std::thread::scope(|scope| {
         let kills = scope.spawn(|| killer.work(most));
@@ -266,7 +271,7 @@ fn programs_are_right_while_the_managers_of_all_are_killed() {
 }
 
 /// Waits until the process is a zombie, or its time is up.
-fn wait_for_end(pid: i32, kills: u64) {
+pub(crate) fn wait_for_end(pid: i32, kills: u64) {
     let since = Instant::now();
     let state = || {
         let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();

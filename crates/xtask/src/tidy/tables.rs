@@ -225,6 +225,7 @@ pub(super) const MANAGER_ORDER: &[(&str, &[&str])] = &[
             "still",
             "reaper",
             "handshake",
+            "guest",
             "tell",
             "swap",
             "check",
@@ -260,6 +261,7 @@ pub(super) const MANAGER_ORDER: &[(&str, &[&str])] = &[
         &[
             "port",
             "anonymous",
+            "guest",
             "model",
             "command",
             "agent",

@@ -1,0 +1,270 @@
+//! `undercroft vm`: a run of the monitor of a virtual machine. The guest's memory is a memfd that
+//! is made here and that the monitor maps. It outlives managers, and pages can be taken out of it.
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::fd::{AsRawFd, IntoRawFd};
+use std::path::{Path, PathBuf};
+
+use undercroft_base::Bytes;
+use undercroft_proto::options::RunOptions;
+use undercroft_sys::object;
+use undercroft_terminal::{Failure, status};
+
+use crate::args::VmArgs;
+use crate::run;
+
+/// Guest memory of a QEMU without `-m`.
+const QEMU_DEFAULT: Bytes = Bytes(128 << 20);
+
+/// Options of QEMU with which guest memory cannot be managed: option, part of its value, why, and
+/// what to do.
+const QEMU_REFUSED: [(&str, &str, &str, &str); 20] = [
+    ("mem-prealloc", "", TOUCHES, "leave -mem-prealloc out"),
+    ("mem-path", "", OURS, "leave -mem-path out"),
+    ("object", "memory-backend", OURS, "leave the backend out"),
+    ("machine", "memory-backend", OURS, "leave it out"),
+    ("M", "memory-backend", OURS, "leave it out"),
+    ("numa", "memdev", OURS, "leave memdev= out"),
+    ("m", "slots", GROWS, "give -m one size"),
+    ("m", "maxmem", GROWS, "give -m one size"),
+    ("overcommit", "mem-lock=on", LOCKS, "leave mem-lock out"),
+    ("device", "vfio", PAST, "leave VFIO devices out"),
+    ("device", "vhost-user", OTHERS, "use a device of QEMU's own"),
+    ("device", "vhost-vdpa", PAST, "use a device of QEMU's own"),
+    (
+        "chardev",
+        "vhost-user",
+        OTHERS,
+        "use a device of QEMU's own",
+    ),
+    ("netdev", "vhost-user", OTHERS, "use -netdev tap or user"),
+    ("netdev", "vhost-vdpa", PAST, "use -netdev tap or user"),
+    ("drive", "cache=none", PAST, "use cache=writeback"),
+    ("drive", "cache=directsync", PAST, "use cache=writethrough"),
+    ("drive", "direct=on", PAST, "use cache=writeback"),
+    ("blockdev", "direct=on", PAST, "use cache.direct=off"),
+    ("blockdev", "\"direct\":true", PAST, "use \"direct\": false"),
+];
+const TOUCHES: &str =
+    "it would use all guest memory at the start, and the limit is there to avoid that";
+const OURS: &str = "undercroft makes the guest's memory, and has to know it from the beginning";
+const GROWS: &str = "memory that is plugged in later is not managed";
+const LOCKS: &str = "locked memory cannot leave";
+const OTHERS: &str =
+    "another process would map the guest's memory, and read zeros where pages are away";
+const PAST: &str = "it writes to guest memory past the manager, into pages that may have left";
+
+/// Everything before the run itself, as for `run`. Then the guest's memory is made.
+///
+/// Errors: as printed, with the exit status.
+pub(crate) fn options(args: VmArgs) -> Result<RunOptions, Failure> {
+    let words = args.run.command.iter();
+    let words: Vec<String> = words
+        .map(|word| word.to_string_lossy().into_owned())
+        .collect();
+    let is_qemu = Path::new(&words[0])
+        .file_name()
+        .is_some_and(|name| name.to_string_lossy().starts_with("qemu-system-"));
+    let bytes = match (args.memory, is_qemu) {
+        (None, true) => qemu_memory(&words[1..])?,
+        (Some(bytes), false) => bytes,
+        (Some(_), true) => {
+            let (what, why) = ("--memory is not for QEMU", "QEMU says it by its own -m");
+            return Err(Failure::new(status::USAGE, what, why, "leave --memory out"));
+        }
+        (None, false) => {
+            return Err(Failure::new(
+                status::USAGE,
+                format!("how much memory the guest of {} has is not known", words[0]),
+                "only the command line of qemu-system-* is understood",
+                "give --memory SIZE; the program finds the number of the memory's descriptor in \
+                 UNDERCROFT_MEMORY_FD, and maps all of it with MAP_SHARED",
+            ));
+        }
+    };
+    if let Some(switch) = huge_pages(Path::new("/sys/kernel/mm/transparent_hugepage")) {
+        return Err(Failure::new(
+            status::RUN_FAILED,
+            "shared memory may have huge pages here",
+            "only pages of 4 KiB can leave the guest's memory",
+            format!("echo never > {}", switch.display()),
+        ));
+    }
+    let mut options = run::options(args.run)?;
+    let memfd = object::create("undercroft-guest", bytes).map_err(|error| {
+        Failure::new(
+            status::RUN_FAILED,
+            format!("cannot make the guest's memory of {bytes}"),
+            error.to_string(),
+            "give the guest less memory, or raise RLIMIT_FSIZE (ulimit -f)",
+        )
+    })?;
+    if is_qemu {
+        options
+            .command
+            .extend(qemu_arguments(bytes, memfd.as_raw_fd()));
+    }
+    // From here on as a descriptor that this process was given: the program inherits it.
+    options.guest = Some(memfd.into_raw_fd());
+    Ok(options)
+}
+
+/// The options that give QEMU its memory. They go along with other `-machine` options.
+fn qemu_arguments(bytes: Bytes, memfd: i32) -> [OsString; 4] {
+    let Bytes(bytes) = bytes;
+    let backend = format!(
+        "memory-backend-file,id=undercroft,size={bytes},mem-path=/proc/self/fd/{memfd},share=on"
+    );
+    let machine = "memory-backend=undercroft";
+    ["-object", &backend, "-machine", machine].map(OsString::from)
+}
+
+/// How much memory a QEMU with these arguments gives its guest.
+///
+/// Errors: it cannot be managed.
+fn qemu_memory(arguments: &[String]) -> Result<Bytes, Failure> {
+    let mut bytes = QEMU_DEFAULT;
+    for (at, word) in arguments.iter().enumerate() {
+        let Some(option) = word.strip_prefix('-') else {
+            continue;
+        };
+        let option = option.strip_prefix('-').unwrap_or(option);
+        let value = arguments.get(at + 1).map_or("", String::as_str);
+        let plain = value.replace(char::is_whitespace, "");
+        let mut refused = QEMU_REFUSED.iter();
+        if let Some((option, part, why, fix)) =
+            refused.find(|row| row.0 == option && plain.contains(row.1))
+        {
+            let what = format!("QEMU's -{option} {part}");
+            let what = format!("{} cannot be used with undercroft vm", what.trim_end());
+            return Err(Failure::new(status::USAGE, what, *why, *fix));
+        }
+        if option == "m" {
+            bytes = qemu_size(value).ok_or_else(|| {
+                Failure::new(
+                    status::USAGE,
+                    format!("QEMU's -m {value} is not understood"),
+                    "guest memory is made before QEMU starts",
+                    "give a whole number of MiB, or a size such as 512M or 4G",
+                )
+            })?;
+        }
+    }
+    Ok(bytes)
+}
+
+/// The size in a value of QEMU's `-m`, as QEMU rounds it.
+fn qemu_size(value: &str) -> Option<Bytes> {
+    let value = value.strip_prefix("size=").unwrap_or(value);
+    let digits = value.trim_end_matches(|last: char| last.is_ascii_alphabetic());
+    let shift = match &value[digits.len()..] {
+        "B" | "b" => 0,
+        "K" | "k" => 10,
+        "" | "M" | "m" => 20,
+        "G" | "g" => 30,
+        "T" | "t" => 40,
+        _ => return None,
+    };
+    let bytes = digits.parse::<u64>().ok()?.checked_mul(1 << shift)?;
+    let bytes = bytes.checked_next_multiple_of(8192)?;
+    (bytes > 0).then_some(Bytes(bytes))
+}
+
+/// The first switch below `root` that allows huge pages in shared memory.
+fn huge_pages(root: &Path) -> Option<PathBuf> {
+    let sizes = fs::read_dir(root).into_iter().flatten().flatten();
+    let sizes = sizes.map(|entry| entry.path()).filter(|path| path.is_dir());
+    let folders = std::iter::once(root.to_owned()).chain(sizes);
+    let mut switches = folders.map(|folder| folder.join("shmem_enabled"));
+    switches.find(|switch| {
+        let text = fs::read_to_string(switch).unwrap_or_default();
+        let on = ["[always]", "[within_size]", "[advise]", "[force]"];
+        on.iter().any(|word| text.contains(word))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn memory(line: &str) -> Result<Bytes, Failure> {
+        let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
+        qemu_memory(&words)
+    }
+
+    #[test]
+    fn the_size_of_a_guest_is_that_of_the_last_m() {
+        const MIB: u64 = 1 << 20;
+        for (line, bytes) in [
+            ("-nographic", 128 * MIB),
+            ("-m 512", 512 * MIB),
+            ("--m 512M -smp 2", 512 * MIB),
+            ("-m 1 -m size=2G", 2048 * MIB),
+            ("-m 5000k", 5_120_000),
+            ("-m 4097b -append mem-prealloc", 8192),
+            ("-drive file=a,cache=writeback -machine q35", 128 * MIB),
+        ] {
+            assert_eq!(memory(line), Ok(Bytes(bytes)), "{line}");
+        }
+        for line in [
+            "-m",
+            "-m 1.5G",
+            "-m 0",
+            "-m 5X",
+            "-m 99999999999T",
+            "-m 512M,foo=1",
+        ] {
+            let refused = memory(line).expect_err(line);
+            assert!(refused.what.contains("-m"), "{line}: {refused}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_managed_is_refused_with_the_fix() {
+        for (line, fix) in [
+            ("-m 512 -mem-prealloc", "leave -mem-prealloc out"),
+            ("-m 512,slots=2,maxmem=1G", "one size"),
+            ("-m size=1G,maxmem=2G", "one size"),
+            ("-overcommit mem-lock=on", "mem-lock"),
+            ("-object memory-backend-ram,id=a,size=1G", "backend"),
+            ("-M pc,memory-backend=a", "leave it out"),
+            ("-device vfio-pci,host=1", "VFIO"),
+            (
+                "-drive file=a,if=virtio,cache=none,aio=native",
+                "cache=writeback",
+            ),
+            ("-drive file=a,cache.direct=on", "cache=writeback"),
+            ("-blockdev {\"cache\":{\"direct\":true}}", "false"),
+            ("-netdev vhost-user,chardev=a,id=b", "-netdev tap"),
+        ] {
+            let refused = memory(line).expect_err(line);
+            assert_eq!(refused.status, status::USAGE);
+            assert!(refused.to_string().contains(fix), "{line}: {refused}");
+        }
+        assert!(memory("-device virtio-blk,drive=a -object rng-random,id=r").is_ok());
+    }
+
+    #[test]
+    fn a_switch_that_allows_huge_pages_is_found() {
+        let root = tempfile::tempdir().expect("a folder");
+        let write = |name: &str, text: &str| {
+            let folder = root.path().join(name);
+            fs::create_dir_all(&folder).expect("a folder");
+            fs::write(folder.join("shmem_enabled"), text).expect("written");
+        };
+        write("", "always within_size advise [never] deny force\n");
+        write(
+            "hugepages-64kB",
+            "always [inherit] within_size advise never\n",
+        );
+        assert_eq!(huge_pages(root.path()), None);
+        write(
+            "hugepages-64kB",
+            "always inherit within_size [advise] never\n",
+        );
+        let found = huge_pages(root.path()).expect("one is on");
+        assert!(found.ends_with("hugepages-64kB/shmem_enabled"));
+        assert_eq!(huge_pages(Path::new("/nowhere")), None);
+    }
+}

@@ -1,0 +1,312 @@
+//! The memory of a virtual machine: found in the process that maps it, and managed from then on.
+//! Before pressure it only counts.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use undercroft_base::{PageCount, PageSize, SpaceId, VirtPage, VirtRange};
+use undercroft_engine::{EVERYTHING, LedgerFull};
+use undercroft_proto::legacy::{Fds, Flag, Heir, Number, Row};
+use undercroft_proto::report::GuestMemory;
+use undercroft_sys::object::MemoryObject;
+use undercroft_sys::uffd::{RegisterMode, Uffd, UffdError};
+use undercroft_sys::{process, procfs};
+
+use super::Control;
+use crate::signals::Doom;
+use crate::space::discover;
+use crate::space::foreign;
+use crate::space::guest::Guest;
+use crate::space::parts::{CHUNKS, next_parts};
+use crate::space::process::Process;
+use crate::space::shared::Shared;
+
+/// How long a monitor may take to map the memory whole, and to keep it from its children.
+const SETTING_UP: Duration = Duration::from_secs(2);
+
+/// Why the memory of a virtual machine cannot be managed.
+#[derive(Debug, thiserror::Error)]
+enum Unfit {
+    #[error(
+        "process {0} has not mapped all of it in one piece and once; it has to be mapped from its \
+         first byte to its last, with MAP_SHARED"
+    )]
+    Parts(u32),
+    #[error(
+        "children of process {0} would inherit it, and read zeros where pages are away; the process \
+         has to call madvise(MADV_DONTFORK) for it"
+    )]
+    Inherited(u32),
+    #[error("processes {0} and {1} map it, and only one may")]
+    Shared(u32, u32),
+    #[error("the process that had mapped it has ended, and process {0} maps it again")]
+    Again(u32),
+    #[error("process {0} maps it, and is not managed itself")]
+    Stray(u32),
+    #[error("the kernel refuses to register it: {0}")]
+    Register(#[from] UffdError),
+    #[error("{0}")]
+    NoNumber(#[from] LedgerFull),
+    #[error("its mappings cannot be read: {0}")]
+    Unreadable(#[from] std::io::Error),
+}
+
+/// The guest memory of the run: the control thread looks for it.
+#[derive(Default)]
+pub(super) struct GuestWatch {
+    /// Its state in the books, once it is managed.
+    process: Option<Arc<Process>>,
+    /// Since when a process maps it that is not as it must be.
+    unfit: Option<Instant>,
+    /// Its state when its process ended.
+    last: Option<GuestMemory>,
+}
+
+impl GuestWatch {
+    pub(super) fn new(shared: &Shared) -> GuestWatch {
+        let mut all = shared.processes.all().into_iter();
+        GuestWatch {
+            process: all.find(|process| process.hosted.is_some()),
+            ..GuestWatch::default()
+        }
+    }
+
+    /// Pages of it that the books do not have yet.
+    pub(super) fn unmanaged(&self, shared: &Shared) -> PageCount {
+        let object = shared.guest.as_ref().filter(|_| self.process.is_none());
+        let allocated = object.and_then(|object| object.allocated().ok());
+        allocated.unwrap_or_default().pages_floor()
+    }
+
+    /// How much of it is in memory, and how much in tiers.
+    pub(super) fn now(&self, shared: &Shared) -> Option<GuestMemory> {
+        let object = shared.guest.as_ref()?;
+        if self.last.is_some() {
+            return self.last;
+        }
+        let (mut left, mut away) = (EVERYTHING, 0);
+        while let Some(process) = &self.process
+            && !left.is_empty()
+        {
+            let engine = shared.books.engine_for_many();
+            for part in next_parts(&engine, process.space, &mut left, CHUNKS) {
+                let ranges = engine.books().away(process.space, part);
+                away += ranges
+                    .iter()
+                    .map(|range| range.count().bytes().0)
+                    .sum::<u64>();
+            }
+        }
+        Some(GuestMemory {
+            bytes: object.whole().count().bytes().0,
+            resident_bytes: object.allocated().unwrap_or_default().0,
+            stored_bytes: away,
+        })
+    }
+
+    /// `process` has ended, and its books are about to be forgotten. Returns the guest memory that
+    /// ends with it.
+    pub(super) fn ends(&mut self, shared: &Shared, process: &Process) -> Option<Arc<Process>> {
+        if process.hosted.is_some() {
+            self.last = self.now(shared);
+        }
+        let of = self.process.as_ref()?;
+        (of.space != process.space && of.host().space == process.space).then(|| of.clone())
+    }
+}
+
+/// Where a process maps `whole` of an object in one piece, by its mappings of it. `None`: it does
+/// not.
+fn place(found: &[(VirtRange, u64, bool)], whole: VirtRange) -> Option<VirtPage> {
+    let base = found.first()?.0.start;
+    let mut at = base;
+    for (range, offset, shared) in found {
+        if !shared || range.start != at || *offset != VirtPage(at.0 - base.0).address() {
+            return None;
+        }
+        at = range.end;
+    }
+    (at.0 - base.0 == whole.end.0).then_some(base)
+}
+
+impl Control {
+    /// Manages the memory of a virtual machine as soon as a process maps it.
+    pub(super) fn look_for_guest(&mut self, processes: &[Arc<Process>]) {
+        let Some(object) = self.shared.guest.clone() else {
+            return;
+        };
+        let known = self.guest.process.as_ref();
+        if known.is_some_and(|known| !known.gone.load(Ordering::Relaxed)) {
+            return;
+        }
+        let found = self.find_guest(&object, processes);
+        let managed = found.and_then(|found| match found {
+            Some((host, base)) => self.manage_guest(object, host, base).map(Some),
+            None => Ok(None),
+        });
+        match managed {
+            Ok(Some(process)) => self.guest.process = Some(process),
+            Ok(None) => self.guest.unfit = None,
+            Err(why) => {
+                let since = *self.guest.unfit.get_or_insert_with(Instant::now);
+                if since.elapsed() > SETTING_UP {
+                    self.shared.signals.doom(Doom::Guest(why.to_string()));
+                }
+                self.check_soon();
+            }
+        }
+    }
+
+    /// The process that maps it, and where.
+    ///
+    /// Errors: a process maps it, and it cannot be managed there.
+    fn find_guest(
+        &mut self,
+        object: &MemoryObject,
+        processes: &[Arc<Process>],
+    ) -> Result<Option<(Arc<Process>, VirtPage)>, Unfit> {
+        let text = &mut self.checks.maps;
+        let mut mapped_by = |pid: u32| -> Vec<_> {
+            // One that cannot be read has ended, or is none of ours.
+            match procfs::read_maps(pid, text) {
+                Ok(()) => procfs::mappings_of(text, object.id()).collect(),
+                Err(_) => Vec::new(),
+            }
+        };
+        let hosts = processes.iter().filter(|of| of.has_running_identity());
+        let mut hosts = hosts.filter_map(|of| Some((of, of.pid()?)));
+        let Some((host, pid, found)) = hosts.find_map(|(host, pid)| {
+            let found = mapped_by(pid);
+            (!found.is_empty()).then_some((host, pid, found))
+        }) else {
+            return Ok(None);
+        };
+        if self.guest.process.is_some() {
+            return Err(Unfit::Again(pid));
+        }
+        let base = place(&found, object.whole()).ok_or(Unfit::Parts(pid))?;
+        let mut kept = Vec::new();
+        procfs::mappings_with_flags(pid, &mut [("dc", &mut kept)])?;
+        if found
+            .iter()
+            .any(|(range, ..)| !range.minus(&kept).is_empty())
+        {
+            return Err(Unfit::Inherited(pid));
+        }
+        let is_other = |other: &u32| {
+            let maps = *other != pid && !mapped_by(*other).is_empty();
+            maps && !process::share_memory(pid, *other).unwrap_or(false)
+        };
+        match procfs::processes()?.into_iter().find(is_other) {
+            Some(other) => Err(Unfit::Shared(pid, other)),
+            None => Ok(Some((host.clone(), base))),
+        }
+    }
+
+    /// Registers the memory that `host` maps at `base`, and counts what is there.
+    fn manage_guest(
+        &self,
+        object: Arc<MemoryObject>,
+        host: Arc<Process>,
+        base: VirtPage,
+    ) -> Result<Arc<Process>, Unfit> {
+        let shared = &self.shared;
+        let agent = host.agent.get();
+        let stray = || Unfit::Stray(host.pid().unwrap_or(0));
+        let uffd = agent.ok_or_else(stray)?.quiet_uffd()?;
+        let whole = object.whole();
+        // Counted after it is registered: pages that come later come by faults.
+        let view = VirtRange::new(base, base.plus(whole.count().0));
+        if let Err(error) = uffd.register(view, RegisterMode::MISSING_WP) {
+            // It may be registered along with private memory around it. Then the next try succeeds.
+            foreign::release(&host, base);
+            return Err(error.into());
+        }
+        let is_family = |space| shared.processes.is_family(space);
+        let space = (shared.books.engine().layout()).new_space(PageSize::Base, is_family)?;
+        let row = shared.books.row(space);
+        row.put_fd(Fds::Uffd, Some(uffd.as_fd()));
+        row.put(Number::VIEW, base.0);
+        row.put(Number::HOST, host.space.0.into());
+        row.set(Flag::Guest);
+        let guest = Guest::new(object, uffd, base);
+        let process = Arc::new(Process::of_guest(space, guest, host, row));
+        shared.books.engine().layout().attached(space, whole);
+        process.row.commit(space, None, space);
+        shared.add_process(&process);
+        each_run(&process, |run| {
+            discover::add_present(&shared.books, &process, &[], run.start, &[run], &[]);
+        });
+        shared.signals.kick_evictor();
+        Ok(process)
+    }
+}
+
+/// Does `act` for each run of pages that are in the memory.
+fn each_run(process: &Process, mut act: impl FnMut(VirtRange)) {
+    let object = process.hosted.as_ref().map(|hosted| hosted.guest.object());
+    let mut at = VirtPage(0);
+    while let Some(Ok(Some(run))) = object.map(|object| object.data(at)) {
+        act(run);
+        at = run.end;
+    }
+}
+
+/// Makes the guest memory that a row describes. Its host lives, and is listed.
+pub(super) fn revive(
+    shared: &Shared,
+    row: Row,
+    heir: &Heir,
+    uffd: Option<OwnedFd>,
+) -> Option<Arc<Process>> {
+    let host = SpaceId(heir.number(Number::HOST) as u32);
+    let host = shared.processes.get(host)?;
+    let uffd = Uffd::from_stranger(uffd?).ok()?;
+    let base = VirtPage(heir.number(Number::VIEW));
+    let guest = Guest::new(shared.guest.clone()?, uffd, base);
+    Some(Arc::new(Process::of_guest(heir.space, guest, host, row)))
+}
+
+/// Brings the books up to date with guest memory: pages that are there are resident. A load had
+/// installed them, or they were published and not punched: then they are as their copies, and the
+/// copies are given up. No thread changes the books meanwhile.
+pub(super) fn correct(shared: &Shared, process: &Process) {
+    each_run(process, |run| {
+        shared.books.engine().reconcile_present(process.space, run);
+        discover::add_present(&shared.books, process, &[], run.start, &[run], &[]);
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_whole_mapping_in_order_has_a_place() {
+        let map = |start: u64, end: u64, offset: u64, shared| {
+            let range = VirtRange::new(VirtPage(start), VirtPage(end));
+            (range, offset * 4096, shared)
+        };
+        let whole = VirtRange::new(VirtPage(0), VirtPage(8));
+        for (found, expected) in [
+            (vec![map(100, 108, 0, true)], Some(100)),
+            // The monitor has changed the protection of a part.
+            (
+                vec![map(100, 103, 0, true), map(103, 108, 3, true)],
+                Some(100),
+            ),
+            (vec![], None),
+            (vec![map(100, 108, 0, false)], None),
+            (vec![map(100, 108, 1, true)], None),
+            (vec![map(100, 107, 0, true)], None),
+            (vec![map(100, 109, 0, true)], None),
+            (vec![map(100, 103, 0, true), map(104, 109, 3, true)], None),
+            (vec![map(100, 103, 0, true), map(103, 108, 4, true)], None),
+            (vec![map(100, 108, 0, true), map(200, 208, 0, true)], None),
+        ] {
+            assert_eq!(place(&found, whole), expected.map(VirtPage), "{found:?}");
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! Pages of guest memory on their way out, over a real userfaultfd.
+
+use std::io::Write;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use undercroft_base::{BASE_PAGE_BYTES, PageState, VirtPage, VirtRange};
+use undercroft_engine::EvictItem;
+use undercroft_sys::mapping::SharedMemory;
+use undercroft_sys::object::MemoryObject;
+use undercroft_sys::uffd::{Features, Message, MessageBuf, RegisterMode, UffdError};
+use undercroft_sys::uffd_source::UffdSource;
+
+use super::Evictor;
+use crate::fault::model_tests::{options, shared};
+use crate::space::guest::Guest;
+use crate::space::model::ModelMemory;
+use crate::space::port::{Answered, Asked, Space, Took, Wake, WayOut};
+use crate::space::process::Process;
+use crate::space::shared::Shared;
+
+const PAGES: u64 = 64;
+const PAGE_WORDS: usize = BASE_PAGE_BYTES / 8;
+
+/// Every word of a page, in the beginning. Its halves are the same, so its entry has room for it.
+fn word_of(page: VirtPage) -> u64 {
+    (page.0 + 100) * 0x1_0000_0001
+}
+
+/// A guest whose threads are those of the test.
+struct Machine {
+    memory: SharedMemory,
+    shared: Arc<Shared>,
+    process: Arc<Process>,
+    evictor: Evictor,
+    items: Vec<EvictItem>,
+}
+
+impl Machine {
+    /// `None`: this user may have no userfaultfd.
+    fn new() -> Option<Machine> {
+        let uffd = UffdSource::open().and_then(|source| source.create());
+        let Ok(uffd) = uffd else {
+            let _ = writeln!(
+                std::io::stderr(),
+                "SKIPPED: guest_tests: no userfaultfd here"
+            );
+            return None;
+        };
+        let memory = SharedMemory::create("guest", PAGES as usize * BASE_PAGE_BYTES);
+        let memory = memory.expect("a memfd");
+        for (at, word) in memory.words().iter().enumerate() {
+            word.store(
+                word_of(VirtPage((at / PAGE_WORDS) as u64)),
+                Ordering::Relaxed,
+            );
+        }
+        let base = VirtPage::of(memory.words().as_ptr() as u64);
+        uffd.api(Features::THREAD_ID).expect("the first call");
+        let view = VirtRange::new(base, base.plus(PAGES));
+        uffd.register(view, RegisterMode::MISSING_WP)
+            .expect("a shared mapping");
+        let object = MemoryObject::of(memory.as_fd()).expect("it opens anew");
+        let guest = Guest::new(Arc::new(object), uffd, base);
+        let evictor = Evictor::new(shared(options("ram"))).expect("an evictor");
+        let shared = evictor.shared.clone();
+        let mut items = Vec::new();
+        let space = {
+            let mut engine = shared.books.engine();
+            let space = engine.layout().add_space();
+            let whole = guest.object().whole();
+            engine.layout().attached(space, whole);
+            engine.discovery().found_resident(space, whole);
+            assert!(engine.evictions().select(8, &mut items));
+            space
+        };
+        let nothing = VirtRange::new(VirtPage(0), VirtPage(1));
+        let (host, row) = (Arc::new(ModelMemory::new(nothing)), shared.books.row(space));
+        let host = Process::new(space, host, VirtPage(1 << 20), None, None, row.clone());
+        let process = Arc::new(Process::of_guest(space, guest, Arc::new(host), row));
+        shared.add_process(&process);
+        Some(Machine {
+            memory,
+            shared,
+            process,
+            evictor,
+            items,
+        })
+    }
+
+    fn guest(&self) -> &Guest {
+        &self.process.hosted.as_ref().expect("it is a guest").guest
+    }
+
+    /// The state of the first page of the group, and whether it is in memory.
+    fn first(&self) -> (PageState, bool) {
+        let page = self.items[0].page;
+        let state = {
+            let engine = self.shared.books.engine();
+            engine.books().entry(self.process.space, page).state
+        };
+        let data = self.guest().object().data(page).expect("it seeks");
+        (state, data.is_some_and(|run| run.contains(page)))
+    }
+
+    /// The next fault, which must come.
+    fn fault(&self) -> (VirtPage, bool) {
+        let mut buffer = MessageBuf::default();
+        for _ in 0..1000 {
+            let mut messages = self.guest().events(&mut buffer).expect("it is read");
+            if let Some(Message::Fault { page, wp, .. }) = messages.next() {
+                return (page, wp);
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        panic!("no fault");
+    }
+}
+
+#[test]
+fn a_group_of_a_guest_leaves_and_a_write_to_it_comes_after_the_copy() {
+    let Some(mut machine) = Machine::new() else {
+        return;
+    };
+    let items = machine.items.clone();
+    machine.evictor.overlaps = false;
+    machine.evictor.evict_group(&items);
+    assert_eq!(machine.first(), (PageState::Stored, false));
+    let page = items[0].page;
+    let word = page.0 as usize * PAGE_WORDS;
+    std::thread::scope(|scope| {
+        let words = machine.memory.words();
+        let writer = scope.spawn(move || words[word].fetch_add(1, Ordering::Relaxed));
+        assert_eq!(machine.fault(), (page, false), "a page of the object");
+        let bytes = word_of(page).to_ne_bytes().repeat(PAGE_WORDS);
+        let guest = machine.guest();
+        guest
+            .install(page, &bytes, Wake::Now)
+            .expect("nothing is there");
+        assert_eq!(writer.join().expect("it goes on"), word_of(page));
+        let again = guest.install(page, &bytes, Wake::Now);
+        assert_eq!(again, Err(UffdError::Exists { done: 0 }));
+        assert_eq!(words[word].load(Ordering::Relaxed), word_of(page) + 1);
+    });
+}
+
+/// The control of the next test: the same steps, without the layout lock.
+#[test]
+fn a_write_between_publication_and_punch_would_be_lost() {
+    let Some(machine) = Machine::new() else {
+        return;
+    };
+    let (items, guest) = (&machine.items[..1], machine.guest());
+    let word = items[0].page.0 as usize * PAGE_WORDS;
+    let mut buffer = [0; BASE_PAGE_BYTES];
+    guest.begin(items);
+    let took = guest.take(Answered::Done(Asked::default()), items, &mut buffer);
+    assert!(matches!(took, Took::Pages(taken) if taken.moved == 1));
+    // A fault thread finds the page stored, loads it, and has it installed already.
+    let there = guest.install(items[0].page, &buffer, Wake::Later);
+    assert_eq!(there, Err(UffdError::Exists { done: 0 }));
+    guest
+        .stay(items[0].page, &buffer)
+        .expect("the next fault finds it resident");
+    machine.memory.words()[word].store(7, Ordering::Relaxed);
+    guest.left(items, 1);
+    guest
+        .object()
+        .read(items[0].page, &mut buffer)
+        .expect("read");
+    assert_eq!(buffer, [0; BASE_PAGE_BYTES], "the 7 is nowhere");
+}
+
+#[test]
+fn pages_of_a_guest_are_protected_and_published_while_none_is_installed() {
+    let Some(mut machine) = Machine::new() else {
+        return;
+    };
+    let (items, process) = (machine.items.clone(), machine.process.clone());
+    machine.evictor.overlaps = true; // a group is finished by the next call
+    for (step, before) in [
+        ("begin", PageState::Evicting),
+        ("publish", PageState::Evicting),
+    ] {
+        let installing = process.layout.read();
+        std::thread::scope(|scope| {
+            let evictor = &mut machine.evictor;
+            let evicts = scope.spawn(|| match step {
+                "begin" => evictor.evict_group(&items),
+                _ => evictor.finish_next(),
+            });
+            std::thread::sleep(Duration::from_millis(50));
+            assert!(!evicts.is_finished(), "{step} does not wait");
+            let engine = machine.shared.books.engine();
+            let state = engine.books().entry(process.space, items[0].page).state;
+            assert_eq!(state, before, "{step}");
+            drop(engine);
+            drop(installing);
+        });
+    }
+    assert_eq!(machine.first(), (PageState::Stored, false));
+}

@@ -1,0 +1,202 @@
+//! The port `Space` over the memory of a virtual machine: a memory object that its monitor maps.
+//!
+//! Its pages are those of the object, so the port's numbers have nothing to do with addresses. A
+//! *view* is a place where the object is mapped, registered for missing pages and for writes to
+//! protected ones. The registration hears of no layout event: nothing says that the monitor gives
+//! pages back (a balloon). So a page that is resident by the books may be missing, and is zeros.
+//!
+//! The way out: the pages are protected, read, stored and published. Then they are punched, which
+//! takes them out of every mapping, and the threads that wait are woken. They fault again.
+//!
+//! ```text
+//!                begin         take    store   publish         left
+//! in the object  there, protected ------------------------->|  hole
+//! by the books   Evicting ---------------------->| Stored ------------
+//! a read         goes on                                    |  a fault
+//! a write        waits: the page is recalled     | it loads, and installs after `left`
+//! ```
+//! Between publication and punch the page is in two places. It must not be installed meanwhile: an
+//! installation would find it there, the thread would write to it, and the punch would take the
+//! write away. So the caller holds the layout lock for writing ([`WayOut::in_place`]).
+//!
+//! Not protected are writes that were begun by address translation before: a device that was given
+//! the memory (VFIO), or direct I/O into it. The command line refuses those.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use undercroft_base::{BASE_PAGE_BYTES, VirtPage, VirtRange};
+use undercroft_engine::EvictItem;
+use undercroft_sys::object::MemoryObject;
+use undercroft_sys::uffd::{MessageBuf, Messages, RegisterMode, Uffd, UffdError};
+
+use super::port::{Answered, Asked, Begun, Late, Read, Space, Taken, Took, Wake, WayOut};
+
+/// A place where a memory object is mapped whole.
+struct View {
+    /// Of the address space. It hears of no layout event.
+    uffd: Uffd,
+    /// The address of the object's first page.
+    base: VirtPage,
+}
+
+/// The memory of a virtual machine.
+pub(crate) struct Guest {
+    object: Arc<MemoryObject>,
+    view: View,
+}
+
+impl Guest {
+    /// * `base`: where `object` is mapped whole, in the address space of `uffd`.
+    pub(crate) fn new(object: Arc<MemoryObject>, uffd: Uffd, base: VirtPage) -> Guest {
+        Guest {
+            object,
+            view: View { uffd, base },
+        }
+    }
+
+    pub(crate) fn object(&self) -> &MemoryObject {
+        &self.object
+    }
+
+    /// Where these pages are mapped. Pages behind the end are left out.
+    fn at(&self, range: VirtRange) -> VirtRange {
+        let pages = range.intersect(self.object.whole());
+        let base = self.view.base.0;
+        VirtRange::new(pages.start.plus(base), pages.end.plus(base))
+    }
+
+    /// The pages of a group whose bits are set, in runs: each with its first place in the group.
+    fn runs(group: &[EvictItem], pages: u64) -> impl Iterator<Item = (usize, VirtRange)> {
+        let mut at = 0;
+        std::iter::from_fn(move || {
+            at += pages.checked_shr(at as u32)?.trailing_zeros() as usize;
+            let first = group.get(at)?.page;
+            let from = at;
+            while at < group.len()
+                && pages >> at & 1 == 1
+                && group[at].page == first.plus((at - from) as u64)
+            {
+                at += 1;
+            }
+            Some((from, VirtRange::new(first, first.plus((at - from) as u64))))
+        })
+    }
+}
+
+impl AsFd for Guest {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.view.uffd.as_fd()
+    }
+}
+
+impl Space for Guest {
+    fn register(&self, range: VirtRange, mode: RegisterMode) -> Result<(), UffdError> {
+        self.view.uffd.register(self.at(range), mode)
+    }
+
+    fn unregister(&self, range: VirtRange) -> Result<(), UffdError> {
+        self.view.uffd.unregister(self.at(range))
+    }
+
+    fn events<'a>(&self, buffer: &'a mut MessageBuf) -> io::Result<Messages<'a>> {
+        let messages = self.view.uffd.read_messages(buffer)?;
+        Ok(messages.of_object(self.at(self.object.whole())))
+    }
+
+    fn install(&self, at: VirtPage, bytes: &[u8], wake: Wake) -> Result<(), UffdError> {
+        let to = self.at(VirtRange::one(at)).start;
+        self.view.uffd.copy(to, bytes, wake == Wake::Later)
+    }
+
+    fn zero(&self, range: VirtRange, wake: Wake) -> Result<(), UffdError> {
+        let to = self.at(range);
+        self.view.uffd.zeropage(to, wake == Wake::Later)
+    }
+
+    fn wake(&self, range: VirtRange) {
+        // Refused if the view is gone, and then no thread waits there.
+        let _ = self.view.uffd.wake(self.at(range));
+    }
+
+    fn protect(&self, range: VirtRange, on: bool) -> Result<(), UffdError> {
+        self.view.uffd.write_protect(self.at(range), on)
+    }
+
+    fn poison(&self, range: VirtRange) -> Result<(), UffdError> {
+        self.view.uffd.poison(self.at(range))
+    }
+
+    fn is_gone(&self) -> bool {
+        undercroft_sys::held::is_gone(self.as_fd())
+    }
+
+    fn lowest(&self) -> VirtPage {
+        VirtPage(0)
+    }
+
+    fn is_event_pending(&self) -> bool {
+        false
+    }
+
+    fn way_out(&self) -> Option<&dyn WayOut> {
+        Some(self)
+    }
+}
+
+impl WayOut for Guest {
+    fn in_place(&self) -> bool {
+        true
+    }
+
+    fn begin(&self, group: &[EvictItem]) -> Begun {
+        let mut runs = Guest::runs(group, u64::MAX);
+        // Pages that stay protected are resident: the next write to them ends that.
+        if runs.all(|(_, run)| self.protect(run, true).is_ok()) {
+            Begun::Yes(Asked::default())
+        } else {
+            Begun::No
+        }
+    }
+
+    fn wait(&self, asked: Asked) -> Answered {
+        Answered::Done(asked)
+    }
+
+    fn take(&self, _: Answered, group: &[EvictItem], buffer: &mut [u8]) -> Took {
+        let mut moved = 0;
+        for (from, run) in Guest::runs(group, u64::MAX) {
+            let count = run.count().0 as usize;
+            let bytes = &mut buffer[from * BASE_PAGE_BYTES..][..count * BASE_PAGE_BYTES];
+            if self.object.read(run.start, bytes).is_ok() {
+                moved |= u64::MAX >> (64 - count) << from;
+            }
+        }
+        Took::Pages(Taken {
+            moved,
+            refused: 0,
+            read: Read::Yes,
+        })
+    }
+
+    fn resume(&self, late: Late, _: Duration, _: &[EvictItem], _: &mut [u8]) -> Took {
+        unreachable!("{late:?} of a memory object")
+    }
+
+    fn stay(&self, page: VirtPage, _: &[u8]) -> Result<(), UffdError> {
+        self.protect(VirtRange::one(page), false)
+    }
+
+    fn left(&self, group: &[EvictItem], pages: u64) {
+        for (_, run) in Guest::runs(group, pages) {
+            // A page that is not punched is in memory, as its copy says, and protected: the next
+            // write to it makes it resident.
+            let _ = self.object.punch(run);
+            self.wake(run);
+        }
+    }
+
+    fn end(&self, _: &[EvictItem]) {}
+}

@@ -1,0 +1,139 @@
+//! A memory object: a memfd that other processes map, such as the memory of a virtual machine. This
+//! process does not map it: it reads its pages and takes them away by descriptor.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{FileExt, MetadataExt};
+
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, SeekFrom};
+use undercroft_base::{BASE_PAGE_BYTES, Bytes, PageCount, VirtPage, VirtRange};
+
+/// Device and inode of a file: no two files have the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileId {
+    /// As `stat` has it.
+    pub device: u64,
+    /// The number of the file there.
+    pub inode: u64,
+}
+
+/// A memfd of whole pages. Its pages are numbered from 0.
+#[derive(Debug)]
+pub struct MemoryObject {
+    file: File,
+    pages: PageCount,
+    id: FileId,
+}
+
+/// Makes a memfd of `bytes` bytes, rounded up to pages, which no process can make shorter or
+/// longer. A program that this process starts gets the descriptor.
+pub fn create(name: &str, bytes: Bytes) -> io::Result<OwnedFd> {
+    let bytes = bytes.0.next_multiple_of(BASE_PAGE_BYTES as u64);
+    let most = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
+    if most.is_some_and(|most| bytes > most) {
+        return Err(rustix::io::Errno::FBIG.into()); // the kernel would end this process
+    }
+    let memfd = rustix::fs::memfd_create(name, MemfdFlags::ALLOW_SEALING)?;
+    rustix::fs::ftruncate(&memfd, bytes)?;
+    rustix::fs::fcntl_add_seals(
+        &memfd,
+        SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL,
+    )?;
+    Ok(memfd)
+}
+
+impl MemoryObject {
+    /// Opens it anew: the program may use the offset of its own descriptor.
+    pub fn of(memfd: BorrowedFd<'_>) -> io::Result<MemoryObject> {
+        let path = format!("/proc/self/fd/{}", memfd.as_raw_fd());
+        let file = File::options().read(true).write(true).open(path)?;
+        let metadata = file.metadata()?;
+        Ok(MemoryObject {
+            pages: PageCount(metadata.len() / BASE_PAGE_BYTES as u64),
+            id: FileId {
+                device: metadata.dev(),
+                inode: metadata.ino(),
+            },
+            file,
+        })
+    }
+
+    /// All its pages.
+    pub fn whole(&self) -> VirtRange {
+        VirtRange::new(VirtPage(0), VirtPage(self.pages.0))
+    }
+
+    /// Its name in texts of mappings.
+    pub fn id(&self) -> FileId {
+        self.id
+    }
+
+    /// Memory that it has now.
+    pub fn allocated(&self) -> io::Result<Bytes> {
+        Ok(Bytes(self.file.metadata()?.blocks() * 512))
+    }
+
+    /// Reads whole pages from `at` on. A hole reads as zeros.
+    pub fn read(&self, at: VirtPage, bytes: &mut [u8]) -> io::Result<()> {
+        self.file.read_exact_at(bytes, at.address())
+    }
+
+    /// Takes pages away from every process that maps them. No userfaultfd hears of it, and threads
+    /// that wait there go on waiting.
+    pub fn punch(&self, range: VirtRange) -> io::Result<()> {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let (from, bytes) = (range.start.address(), range.count().bytes().0);
+        Ok(rustix::fs::fallocate(&self.file, flags, from, bytes)?)
+    }
+
+    /// The first pages that are there at `from` or behind it. `None`: there are none.
+    pub fn data(&self, from: VirtPage) -> io::Result<Option<VirtRange>> {
+        // The offset is of this descriptor alone, and nothing else uses it.
+        let start = match rustix::fs::seek(&self.file, SeekFrom::Data(from.address())) {
+            Ok(start) => start,
+            Err(rustix::io::Errno::NXIO) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        let end = rustix::fs::seek(&self.file, SeekFrom::Hole(start))?;
+        Ok(Some(VirtRange::of_addresses(start, end)))
+    }
+}
+
+impl AsFd for MemoryObject {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_that_are_there_are_found_and_others_read_as_zeros() {
+        let memfd = create("uc-test-object", Bytes(5 * 4096 - 1)).expect("a memfd");
+        assert!(rustix::fs::ftruncate(&memfd, 0).is_err(), "it is sealed");
+        let object = MemoryObject::of(memfd.as_fd()).expect("it opens anew");
+        let range = |start, end| VirtRange::new(VirtPage(start), VirtPage(end));
+        assert_eq!(object.whole(), range(0, 5));
+        let data = |from| object.data(VirtPage(from)).expect("it seeks");
+        assert_eq!(data(0), None);
+        let file = File::from(memfd);
+        for page in [1, 2, 4] {
+            let at = page * BASE_PAGE_BYTES as u64;
+            file.write_all_at(&[page as u8; 7], at).expect("written");
+        }
+        assert_eq!(
+            [0, 2, 3].map(data),
+            [(1, 3), (2, 3), (4, 5)].map(|(a, b)| Some(range(a, b)))
+        );
+        assert_eq!(object.allocated().expect("a size"), Bytes(3 * 4096));
+        let mut pages = [9; 2 * BASE_PAGE_BYTES];
+        object.read(VirtPage(2), &mut pages).expect("read");
+        assert_eq!((pages[0], pages[6], pages[7], pages[4096]), (2, 2, 0, 0));
+        object.punch(range(0, 2)).expect("punched");
+        assert_eq!((data(0), data(5)), (Some(range(2, 3)), None));
+        assert_eq!(object.allocated().expect("a size"), Bytes(2 * 4096));
+    }
+}

@@ -1,0 +1,131 @@
+// guest THREADS SECONDS SEED [fork|twice]: uses the memory of a virtual machine without a machine.
+// Each thread has the pages whose number leaves its own when divided, and knows of each only how
+// often it was incremented, and whether it began as zeros. It increments a word that follows from
+// page and count, some by a system call, compares whole pages with what must be there, and gives
+// pages back as a balloon does. The first word of every sixteenth page is incremented by all
+// threads: the sum must be right. `fork`: children may inherit the memory. `twice`: it is mapped a
+// second time. Status 86: a byte was wrong.
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { WRONG = 86, WORDS = 512, COMMON = 16, THREADS_MAX = 16 };
+
+static struct { uint32_t count; int zeros; } *known;
+static uint64_t *memory, pages, threads, seed, lasts, sums[THREADS_MAX];
+static uint64_t increments, checks, given, empty, wrong;
+static int fd;
+
+static uint64_t mix(uint64_t x) {
+    x ^= x >> 31, x *= 0x7fb5d329728ea185u, x ^= x >> 27, x *= 0x81dadef4bc2dd44du;
+    return x ^ x >> 33;
+}
+
+static uint64_t now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return time.tv_sec * 1000000000u + time.tv_nsec;
+}
+
+static void add(uint64_t *to, uint64_t count) { __atomic_fetch_add(to, count, __ATOMIC_RELAXED); }
+
+// Half of the pages compress badly. The first word is left out: it may be everybody's.
+static uint64_t begin(uint64_t page, int word) {
+    if (known[page].zeros || word == 0) return 0;
+    return page % 2 ? mix(page * WORDS + word) : page / 8 + word / 64;
+}
+
+static int place(uint64_t page, uint64_t count) { return 1 + mix(page << 32 ^ count) % (WORDS - 1); }
+
+static int is_right(uint64_t page) {
+    uint64_t all[WORDS];
+    for (int word = 0; word < WORDS; word++) all[word] = begin(page, word);
+    for (uint32_t count = 0; count < known[page].count; count++) all[place(page, count)]++;
+    int from = page % COMMON == 0; // that word changes meanwhile
+    return !memcmp(all + from, memory + page * WORDS + from, sizeof all - 8 * from);
+}
+
+static void check(uint64_t page) {
+    add(&checks, 1);
+    if (is_right(page)) return;
+    add(&wrong, 1);
+    fprintf(stderr, "page %lu is wrong after %u increments\n", page, known[page].count);
+}
+
+// The page reads as zeros from now on, or, if it was away, as before.
+static void give_back(uint64_t page, int how) {
+    if (page % COMMON == 0) return;
+    char *at = (char *)(memory + page * WORDS);
+    int flags = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
+    if (how ? madvise(at, 4096, MADV_REMOVE) : fallocate(fd, flags, page * 4096, 4096)) abort();
+    static const char zeros[4096];
+    int is_empty = !memcmp(at, zeros, 4096);
+    if (is_empty) known[page].zeros = 1, known[page].count = 0;
+    add(&given, 1), add(&empty, is_empty);
+    check(page);
+}
+
+static void increment(uint64_t page, int by_call, int pipe[2]) {
+    uint64_t *at = memory + page * WORDS + place(page, known[page].count);
+    if (by_call) { // the kernel writes
+        uint64_t next = *at + 1;
+        if (write(pipe[1], &next, 8) != 8 || read(pipe[0], at, 8) != 8) abort();
+    } else {
+        ++*(volatile uint64_t *)at;
+    }
+    known[page].count++;
+    add(&increments, 1);
+}
+
+static void *work(void *arg) {
+    uint64_t own = (uint64_t)arg, random = mix(seed * 100 + own), mine = pages / threads;
+    int ends[2];
+    if (pipe(ends)) abort();
+    for (uint64_t page = own; page < mine * threads; page += threads)
+        for (int word = 1; word < WORDS; word++) memory[page * WORDS + word] = begin(page, word);
+    uint64_t end = now() + lasts;
+    while (now() < end) {
+        random = mix(random + 1);
+        // Four of five are in a quarter of the pages.
+        uint64_t among = random % 5 ? mine / 4 : mine, which = (random >> 32) % among;
+        uint64_t page = which * threads + own, what = random >> 16 & 255;
+        if (what < 150) increment(page, what < 8, ends);
+        else if (what < 230) check(page);
+        else if (what < 234) give_back(page, what % 2);
+        else add(memory + (random >> 40) % (pages / COMMON) * COMMON * WORDS, 1), sums[own]++;
+    }
+    for (uint64_t page = own; page < mine * threads; page += threads) check(page);
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    const char *number = getenv("UNDERCROFT_MEMORY_FD"), *how = argc > 4 ? argv[4] : "";
+    fd = number ? atoi(number) : memfd_create("guest", 0);
+    if (!number && ftruncate(fd, 64 << 20)) return 3;
+    struct stat size;
+    if (argc < 4 || fstat(fd, &size)) return 2;
+    pages = size.st_size / 4096, threads = atoi(argv[1]), seed = atoi(argv[3]);
+    known = calloc(pages, sizeof *known);
+    for (int times = 0; times < 1 + !strcmp(how, "twice"); times++) {
+        memory = mmap(0, pages * 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        if (memory == MAP_FAILED) return 4;
+        if (strcmp(how, "fork") && madvise(memory, pages * 4096, MADV_DONTFORK)) return 5;
+    }
+    lasts = atoi(argv[2]) * 1000000000ull;
+    pthread_t all[THREADS_MAX];
+    for (uint64_t at = 0; at < threads; at++) pthread_create(all + at, 0, work, (void *)at);
+    uint64_t sum = 0, found = 0;
+    for (uint64_t at = 0; at < threads; at++) pthread_join(all[at], 0), sum += sums[at];
+    for (uint64_t page = 0; page < pages / COMMON * COMMON; page += COMMON) found += memory[page * WORDS];
+    if (found != sum) wrong++, fprintf(stderr, "the sum is %lu, not %lu\n", found, sum);
+    printf("%lu %lu %lu %lu %lu\n", increments + sum, checks, given, empty, wrong);
+    return wrong ? WRONG : 0;
+}

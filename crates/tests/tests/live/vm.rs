@@ -1,0 +1,193 @@
+//! Virtual machines: the guest's memory is held to the limit, and no byte of it is lost.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use rustix::process::{Pid, Signal, kill_process};
+use undercroft_tests::{
+    Job, MIB, Outcome, build, build_static, find, say, setting, skip, target_folder, turn,
+};
+
+use crate::takeover::{manager_of, successor, under_kills, wait_for_end};
+
+/// A run of `programs/guest.c`.
+fn guest(bytes: u64, arguments: &[&str]) -> Job {
+    let memory = format!("{bytes}");
+    let job = Job::new(build("guest")).args(arguments).vm();
+    job.options(["--memory", &memory])
+}
+
+/// Threads write to their memory and compare it, give pages back, and the manager dies again and
+/// again: no byte of the guest is wrong.
+#[test]
+fn a_guest_in_a_quarter_of_its_memory_keeps_every_byte_while_managers_die() {
+    turn!(beside_others, "it is about guest memory");
+    let most = setting("UNDERCROFT_TEST_KILLS", 24) / 3;
+    for (seed, kills) in [(1, 0), (2, most)] {
+        let arguments = ["3", "10", &seed.to_string()];
+        let job = guest(64 * MIB, &arguments).limit(17 * MIB);
+        let mut run = job.timeout(60 + kills).start();
+        let seen = run.until("guest memory in tiers", 30, |run| {
+            let guest = run.status()?["guest"].clone();
+            (guest["stored_bytes"].as_u64()? > 0).then_some(guest)
+        });
+        assert_eq!(seen["bytes"], 64 * MIB, "{seen}");
+        assert!(seen["resident_bytes"].as_u64() < Some(48 * MIB), "{seen}");
+        let pid = run.keeper();
+        let killed = under_kills(&run, seed, kills, |_| wait_for_end(pid, kills));
+        let outcome = run.wait().expect(0);
+        let [increments, checks, given, empty, wrong] = outcome.numbers();
+        assert_eq!(wrong, 0.0, "{outcome}");
+        assert!(increments > 1000.0 && checks > 1000.0, "{outcome}");
+        assert!(
+            given > 10.0 && empty > 0.0,
+            "pages that are given back are zeros: {outcome}"
+        );
+        let taken = outcome.number("takeovers.count");
+        assert!(killed == 0 || taken > Some(0.0), "{outcome}");
+        if killed == 0 {
+            let outcome = outcome.expect_swapped(2000.0);
+            let limit = 17.0 * MIB as f64;
+            let peak = outcome.number("guest.resident_bytes");
+            assert!(peak <= Some(1.05 * limit), "{outcome}");
+        }
+        say(&format!(
+            "guest: {killed} kills, {increments} increments, {checks} pages compared, {given} given \
+             back, {empty} of them zeros"
+        ));
+    }
+}
+
+/// A guest far below the limit is not looked at, and counts.
+#[test]
+fn a_guest_below_its_limit_has_no_fault() {
+    turn!(beside_others, "it is about guest memory");
+    let mut run = guest(16 * MIB, &["2", "2", "5"]).limit(256 * MIB).start();
+    run.until("memory", 20, |run| {
+        let memory = run.status()?["memory_bytes"].as_u64()?;
+        (memory > 15 * MIB).then_some(())
+    });
+    let outcome = run.wait().expect(0);
+    assert_eq!(outcome.number("faults.total"), Some(0.0), "{outcome}");
+    let at_last = outcome.number("guest.resident_bytes");
+    assert!(at_last > Some(15.0 * MIB as f64), "{outcome}");
+}
+
+/// The run ends with the reason and the fix, before a page of the guest has left.
+#[test]
+fn guest_memory_that_cannot_be_managed_ends_the_run_with_the_reason() {
+    turn!(beside_others, "it is about guest memory");
+    for (how, why) in [
+        ("fork", "MADV_DONTFORK"),
+        ("twice", "in one piece and once"),
+    ] {
+        let job = guest(32 * MIB, &["2", "20", "5", how]).limit(12 * MIB);
+        let outcome = job.timeout(60).run().expect(125);
+        assert!(outcome.errors.contains(why), "{outcome}");
+    }
+    let outcome = Job::new(build("guest")).vm().run().expect(2);
+    assert!(outcome.errors.contains("--memory SIZE"), "{outcome}");
+    if find("qemu-system-x86_64").is_some() {
+        let job = Job::new("qemu-system-x86_64").args(["-mem-prealloc"]);
+        let outcome = job.vm().run().expect(2);
+        assert!(
+            outcome.errors.contains("leave -mem-prealloc out"),
+            "{outcome}"
+        );
+    }
+}
+
+/// A file of an archive in the format that the kernel unpacks as its first file system.
+fn archived(name: &str, mode: u32, bytes: &[u8]) -> Vec<u8> {
+    let mut archive = b"070701".to_vec();
+    let name_length = name.len() as u32 + 1;
+    let fields = [
+        0,
+        mode,
+        0,
+        0,
+        1,
+        0,
+        bytes.len() as u32,
+        0,
+        0,
+        0,
+        0,
+        name_length,
+        0,
+    ];
+    for field in fields {
+        archive.extend(format!("{field:08x}").bytes());
+    }
+    archive.extend(name.bytes());
+    archive.push(0);
+    archive.resize(archive.len().next_multiple_of(4), 0);
+    archive.extend(bytes);
+    archive.resize(archive.len().next_multiple_of(4), 0);
+    archive
+}
+
+/// The kernel that `.ci/run` has fetched, and a first file system with `guest_init` alone.
+fn machine(folder: &Path) -> Option<[PathBuf; 2]> {
+    let kernels = fs::read_dir(target_folder().join("guest-kernel/boot")).ok()?;
+    let mut kernels = kernels.flatten().map(|entry| entry.path());
+    let kernel = kernels.find(|path| path.to_string_lossy().contains("vmlinuz"))?;
+    let init = fs::read(build_static("guest_init")).expect("the program");
+    let mut archive = archived("init", 0o100_755, &init);
+    archive.extend(archived("TRAILER!!!", 0, &[]));
+    let path = folder.join("initrd");
+    fs::write(&path, archive).expect("a scratch file");
+    Some([kernel, path])
+}
+
+/// QEMU, which interprets the guest's instructions: KVM may be missing.
+fn qemu([kernel, initrd]: &[PathBuf; 2]) -> Job {
+    let job = Job::new("qemu-system-x86_64").args(["-accel", "tcg", "-nodefaults", "-nographic"]);
+    let job = job.args(["-serial", "stdio", "-no-reboot", "-m", "160", "-kernel"]);
+    let job = job.arg(kernel).arg("-initrd").arg(initrd);
+    job.args(["-append", "console=ttyS0 panic=-1 quiet"])
+        .timeout(120)
+}
+
+/// The lines of the guest's program.
+fn said(outcome: &Outcome) -> Vec<String> {
+    let text = outcome.text();
+    let lines = text.lines().filter(|line| line.starts_with("guest:"));
+    lines.map(|line| line.trim().to_owned()).collect()
+}
+
+/// An unmodified QEMU boots Linux in half of the machine's memory, and its manager dies.
+#[test]
+fn a_machine_boots_in_half_of_its_memory_and_finds_every_word() {
+    turn!(one_at_a_time, "it is about guest memory");
+    if find("qemu-system-x86_64").is_none() {
+        return skip("no qemu-system-x86_64");
+    }
+    let scratch = tempfile::tempdir().expect("a folder");
+    let Some(machine) = machine(scratch.path()) else {
+        return skip("no kernel of a guest in target/guest-kernel: .ci/run fetches one");
+    };
+    let plain = qemu(&machine).run().expect(0);
+    let rounds = said(&plain);
+    assert!(
+        rounds.len() == 4 && rounds[3].contains(" 0 words wrong"),
+        "{plain}"
+    );
+    let mut run = qemu(&machine).vm().limit(80 * MIB).start();
+    let keeper = run.keeper();
+    let manager = run.until("guest memory in tiers", 60, |run| {
+        let stored = run.status()?["guest"]["stored_bytes"].as_u64()?;
+        manager_of(keeper).filter(|_| stored > 8 * MIB)
+    });
+    let pid = Pid::from_raw(manager).expect("a number");
+    kill_process(pid, Signal::KILL).expect("it runs");
+    run.until("another manager", 60, |_| successor(keeper, manager));
+    let outcome = run.wait().expect(0);
+    assert_eq!(said(&outcome), rounds, "{outcome}");
+    assert_eq!(outcome.number("takeovers.count"), Some(1.0), "{outcome}");
+    say(&format!(
+        "a machine: {:?} plain, {:?} in half of its memory",
+        plain.wall, outcome.wall
+    ));
+    outcome.expect_swapped(2000.0);
+}
