@@ -152,7 +152,10 @@ fn qemu([kernel, initrd]: &[PathBuf; 2]) -> Job {
 /// The lines of the guest's program.
 fn said(outcome: &Outcome) -> Vec<String> {
     let text = outcome.text();
-    let lines = text.lines().filter(|line| line.starts_with("guest:"));
+    // The firmware's marks may be in front of the first.
+    let lines = text
+        .lines()
+        .filter_map(|line| line.find("guest:").map(|at| &line[at..]));
     lines.map(|line| line.trim().to_owned()).collect()
 }
 
