@@ -496,7 +496,7 @@ fn pages_installed_last_stay_for_a_minimum_time() {
 fn minimum_residency_gives_way_when_there_is_no_other_victim() {
     check(
         "limit=8",
-        "write 0..8; lock 0..6; write 8; stopped; reclaim 1; wake; stopped; tell 6; tell 8",
+        "write 0..8; lock 0..4; write 8; stopped; reclaim 1; wake; stopped; tell 4; tell 8",
         "stopped 1; stopped 0; stored 0; resident",
     );
 }
