@@ -1,10 +1,10 @@
-// guest THREADS SECONDS SEED [fork|twice]: uses the memory of a virtual machine without a machine.
+// guest THREADS SECONDS SEED [fork|twice|later]: uses the memory of a virtual machine without a machine.
 // Each thread has the pages whose number leaves its own when divided, and knows of each only how
 // often it was incremented, and whether it began as zeros. It increments a word that follows from
 // page and count, some by a system call, compares whole pages with what must be there, and gives
 // pages back as a balloon does. The first word of every sixteenth page is incremented by all
 // threads: the sum must be right. `fork`: children may inherit the memory. `twice`: it is mapped a
-// second time. Status 86: a byte was wrong.
+// second time; `later`: after four seconds. Status 86: a byte was wrong.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
@@ -122,6 +122,10 @@ int main(int argc, char **argv) {
     lasts = atoi(argv[2]) * 1000000000ull;
     pthread_t all[THREADS_MAX];
     for (uint64_t at = 0; at < threads; at++) pthread_create(all + at, 0, work, (void *)at);
+    if (!strcmp(how, "later")) {
+        sleep(4);
+        if (mmap(0, pages * 4096, PROT_READ, MAP_SHARED, fd, 0) == MAP_FAILED) return 4;
+    }
     uint64_t sum = 0, found = 0;
     for (uint64_t at = 0; at < threads; at++) pthread_join(all[at], 0), sum += sums[at];
     for (uint64_t page = 0; page < pages / COMMON * COMMON; page += COMMON) found += memory[page * WORDS];

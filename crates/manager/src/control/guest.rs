@@ -26,6 +26,11 @@ use crate::space::shared::Shared;
 /// How long a monitor may take to map the memory whole, and to keep it from its children.
 const SETTING_UP: Duration = Duration::from_secs(2);
 
+/// Time between two looks at memory that is managed: whether it is still mapped as it was. One look
+/// may meet a change half-way, so a second one follows after [`CHANGES`].
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+const CHANGES: Duration = Duration::from_millis(100);
+
 /// Why the memory of a virtual machine cannot be managed.
 #[derive(Debug, thiserror::Error)]
 enum Unfit {
@@ -41,6 +46,8 @@ enum Unfit {
     Inherited(u32),
     #[error("processes {0} and {1} map it, and only one may")]
     Shared(u32, u32),
+    #[error("process {0} has mapped it at another place since")]
+    Moved(u32),
     #[error("the process that had mapped it has ended, and process {0} maps it again")]
     Again(u32),
     #[error("process {0} maps it, and is not managed itself")]
@@ -60,6 +67,8 @@ pub(super) struct GuestWatch {
     process: Option<Arc<Process>>,
     /// Since when a process maps it that is not as it must be.
     unfit: Option<Instant>,
+    /// When it was looked at last.
+    looked: Option<Instant>,
     /// Its state when its process ended.
     last: Option<GuestMemory>,
 }
@@ -117,6 +126,12 @@ impl GuestWatch {
     }
 }
 
+/// Whether guest memory is where it was registered.
+fn is_at(known: &Process, host: &Process, base: VirtPage) -> bool {
+    let hosted = known.hosted.as_ref();
+    hosted.is_some_and(|of| of.host.space == host.space && of.guest.base() == base)
+}
+
 /// Where a process maps `whole` of an object in one piece, by its mappings of it. `None`: it does
 /// not.
 fn place(found: &[(VirtRange, u64, bool)], whole: VirtRange) -> Option<VirtPage> {
@@ -137,21 +152,28 @@ impl Control {
         let Some(object) = self.shared.guest.clone() else {
             return;
         };
-        let known = self.guest.process.as_ref();
-        if known.is_some_and(|known| !known.gone.load(Ordering::Relaxed)) {
+        let known = self.guest.process.clone();
+        let known = known.filter(|known| !known.gone.load(Ordering::Relaxed));
+        let looked = self.guest.looked.map_or(Duration::MAX, |at| at.elapsed());
+        if known.is_some() && self.guest.unfit.is_none() && looked < LOOK_AGAIN {
             return;
         }
-        let found = self.find_guest(&object, processes);
-        let managed = found.and_then(|found| match found {
-            Some((host, base)) => self.manage_guest(object, host, base).map(Some),
-            None => Ok(None),
+        self.guest.looked = Some(Instant::now());
+        let patience = if known.is_some() { CHANGES } else { SETTING_UP };
+        let found = self.find_guest(&object, processes, known.is_some());
+        let managed = found.and_then(|found| match (found, known) {
+            (Some((host, base)), None) => self.manage_guest(object, host, base).map(Some),
+            (Some((host, base)), Some(known)) if !is_at(&known, &host, base) => {
+                Err(Unfit::Moved(host.pid().unwrap_or(0)))
+            }
+            _ => Ok(None),
         });
         match managed {
             Ok(Some(process)) => self.guest.process = Some(process),
             Ok(None) => self.guest.unfit = None,
             Err(why) => {
                 let since = *self.guest.unfit.get_or_insert_with(Instant::now);
-                if since.elapsed() > SETTING_UP {
+                if since.elapsed() > patience {
                     self.shared.signals.doom(Doom::Guest(why.to_string()));
                 }
                 self.check_soon();
@@ -160,12 +182,14 @@ impl Control {
     }
 
     /// The process that maps it, and where.
+    /// * `managed`: it is managed already. Then only the program's own processes are looked at.
     ///
     /// Errors: a process maps it, and it cannot be managed there.
     fn find_guest(
         &mut self,
         object: &MemoryObject,
         processes: &[Arc<Process>],
+        managed: bool,
     ) -> Result<Option<(Arc<Process>, VirtPage)>, Unfit> {
         let text = &mut self.checks.maps;
         let mut mapped_by = |pid: u32| -> Vec<_> {
@@ -183,7 +207,7 @@ impl Control {
         }) else {
             return Ok(None);
         };
-        if self.guest.process.is_some() {
+        if self.guest.process.is_some() && !managed {
             return Err(Unfit::Again(pid));
         }
         let base = place(&found, object.whole()).ok_or(Unfit::Parts(pid))?;
@@ -199,7 +223,12 @@ impl Control {
             let maps = *other != pid && !mapped_by(*other).is_empty();
             maps && !process::share_memory(pid, *other).unwrap_or(false)
         };
-        match procfs::processes()?.into_iter().find(is_other) {
+        let others = if managed {
+            processes.iter().filter_map(|of| of.pid()).collect()
+        } else {
+            procfs::processes()?
+        };
+        match others.into_iter().find(is_other) {
             Some(other) => Err(Unfit::Shared(pid, other)),
             None => Ok(Some((host.clone(), base))),
         }

@@ -57,6 +57,11 @@ impl Guest {
         }
     }
 
+    /// Where it is mapped.
+    pub(crate) fn base(&self) -> VirtPage {
+        self.view.base
+    }
+
     pub(crate) fn object(&self) -> &MemoryObject {
         &self.object
     }

@@ -80,6 +80,7 @@ fn guest_memory_that_cannot_be_managed_ends_the_run_with_the_reason() {
     for (how, why) in [
         ("fork", "MADV_DONTFORK"),
         ("twice", "in one piece and once"),
+        ("later", "in one piece and once"),
     ] {
         let job = guest(32 * MIB, &["2", "20", "5", how]).limit(12 * MIB);
         let outcome = job.timeout(60).run().expect(125);
