@@ -1,31 +1,12 @@
 //! The list of threads that wait for room.
 
-use undercroft_base::{BASE_PAGE_BYTES, Bytes, SpaceId, ThreadId, VirtPage, VirtRange};
+use undercroft_base::{BASE_PAGE_BYTES, Bytes, VirtPage, VirtRange};
+use undercroft_engine::FaultAnswer;
 use undercroft_engine::limits::WAITERS_MAX;
-use undercroft_engine::{Engine, Fault, FaultAnswer, Install, LoadPlan, VecLedger};
 
-use crate::common;
+use crate::common::{self, answer};
 
 const LIMIT: u64 = 64;
-
-/// A read of a page, served if there is room.
-fn answer(engine: &mut Engine<VecLedger>, space: SpaceId, page: VirtPage) -> FaultAnswer {
-    let fault = Fault {
-        space,
-        page,
-        write: false,
-        thread: ThreadId(1),
-        urgent: false,
-    };
-    let mut plan = LoadPlan::default();
-    let answer = engine.faults().answer(fault, &mut plan);
-    if answer == FaultAnswer::Load {
-        engine.faults().validate(&mut plan.items);
-        plan.items[0].install = Install::Done;
-        engine.faults().finish(plan.fault, &mut plan.items);
-    }
-    answer
-}
 
 #[test]
 fn thread_that_finds_the_list_full_faults_again_until_others_have_room() {

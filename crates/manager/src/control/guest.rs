@@ -182,7 +182,8 @@ impl Control {
     }
 
     /// The process that maps it, and where.
-    /// * `managed`: it is managed already. Then only the program's own processes are looked at.
+    /// * `managed`: it is managed already. Then only the mappings of the program's own processes
+    ///   are read.
     ///
     /// Errors: a process maps it, and it cannot be managed there.
     fn find_guest(
@@ -211,12 +212,13 @@ impl Control {
             return Err(Unfit::Again(pid));
         }
         let base = place(&found, object.whole()).ok_or(Unfit::Parts(pid))?;
+        // The flags cost a walk through all page tables, so they are not read again.
         let mut kept = Vec::new();
-        procfs::mappings_with_flags(pid, &mut [("dc", &mut kept)])?;
-        if found
-            .iter()
-            .any(|(range, ..)| !range.minus(&kept).is_empty())
-        {
+        if !managed {
+            procfs::mappings_with_flags(pid, &mut [("dc", &mut kept)])?;
+        }
+        let inherits = |(range, ..): &(VirtRange, u64, bool)| !range.minus(&kept).is_empty();
+        if !managed && found.iter().any(inherits) {
             return Err(Unfit::Inherited(pid));
         }
         let is_other = |other: &u32| {

@@ -37,8 +37,12 @@ pub(crate) fn config(limit: u64, retain: bool) -> Config {
     }
 }
 
-/// A read of a page that is not in memory, served.
-pub(crate) fn touch(engine: &mut Engine<VecLedger>, space: SpaceId, page: VirtPage) {
+/// A read of a page, served if there is room.
+pub(crate) fn answer(
+    engine: &mut Engine<VecLedger>,
+    space: SpaceId,
+    page: VirtPage,
+) -> FaultAnswer {
     let fault = Fault {
         space,
         page,
@@ -47,8 +51,16 @@ pub(crate) fn touch(engine: &mut Engine<VecLedger>, space: SpaceId, page: VirtPa
         urgent: false,
     };
     let mut plan = LoadPlan::default();
-    assert_eq!(engine.faults().answer(fault, &mut plan), FaultAnswer::Load);
-    engine.faults().validate(&mut plan.items);
-    plan.items[0].install = Install::Done;
-    engine.faults().finish(plan.fault, &mut plan.items);
+    let answer = engine.faults().answer(fault, &mut plan);
+    if answer == FaultAnswer::Load {
+        engine.faults().validate(&mut plan.items);
+        plan.items[0].install = Install::Done;
+        engine.faults().finish(plan.fault, &mut plan.items);
+    }
+    answer
+}
+
+/// A read of a page that is not in memory, served.
+pub(crate) fn touch(engine: &mut Engine<VecLedger>, space: SpaceId, page: VirtPage) {
+    assert_eq!(answer(engine, space, page), FaultAnswer::Load);
 }
