@@ -7,14 +7,15 @@
 //!
 //! A hypervisor may stop a CPU for milliseconds. The program's threads move to another CPU, but
 //! the thread bound to the stopped one cannot. So the record wakes the next thread too. The thread
-//! that looks first gets it.
+//! that looks first gets it. While records of a CPU are many, the next thread reads them by a clock
+//! instead ([`Beside`]).
 //!
 //! Without permission for the records or for the priority, registration is late, but never wrong:
 //! pages touched meanwhile are counted when the mapping is registered.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -42,6 +43,10 @@ const CLOSE: Duration = Duration::from_micros(100);
 const CLOSE_ONES: u32 = 8;
 const PAUSE: Duration = Duration::from_micros(100);
 
+/// Records of the next CPUs in a [`TICK`] from which on they wake no thread but their own.
+const MANY: u64 = 2;
+const TICK: Duration = Duration::from_millis(1);
+
 /// The watch, shared with the control thread, which adds processes. `None` if the kernel refuses
 /// it.
 pub(crate) type Watch = Arc<Mutex<Option<Sideband>>>;
@@ -55,6 +60,8 @@ struct SharedRing {
     ring: Mutex<RecordRing>,
     /// Readable when there is a record, until one of the threads that poll it has asked.
     news: OwnedFd,
+    /// Records that were read.
+    heard: AtomicU64,
 }
 
 /// The rings that one thread reads.
@@ -86,6 +93,7 @@ pub(crate) fn shares(watch: &Watch) -> io::Result<Vec<Share>> {
         share.rings.push(Arc::new(SharedRing {
             news: ring.as_fd().try_clone_to_owned()?,
             ring: Mutex::new(ring),
+            heard: AtomicU64::new(0),
         }));
     }
     let own: Vec<Vec<_>> = shares.iter().map(|share| share.rings.clone()).collect();
@@ -98,6 +106,59 @@ pub(crate) fn shares(watch: &Watch) -> io::Result<Vec<Share>> {
     Ok(shares)
 }
 
+impl Share {
+    /// Waits for a record.
+    fn wait(&self, beside: &mut Beside) {
+        let own = self.rings.len().min(self.cpus.len());
+        let is_busy = beside.is_busy(&self.rings[own..]);
+        let (rings, nap) = if is_busy {
+            (&self.rings[..own], TICK)
+        } else {
+            (&self.rings[..], NAP)
+        };
+        let nap = rustix::fs::Timespec {
+            tv_sec: nap.as_secs() as i64,
+            tv_nsec: nap.subsec_nanos().into(),
+        };
+        let fds = rings.iter();
+        let mut fds: Vec<_> = fds
+            .map(|ring| PollFd::new(&ring.news, PollFlags::IN))
+            .collect();
+        let _ = poll(&mut fds, Some(&nap));
+    }
+}
+
+/// How many records the rings of the next thread have.
+struct Beside {
+    is_busy: bool,
+    heard: u64,
+    since: Instant,
+}
+
+impl Beside {
+    fn new() -> Beside {
+        Beside {
+            is_busy: false,
+            heard: 0,
+            since: Instant::now(),
+        }
+    }
+
+    /// True if `rings` had many records of late.
+    fn is_busy(&mut self, rings: &[Arc<SharedRing>]) -> bool {
+        let past = self.since.elapsed();
+        if past >= TICK {
+            let heard = rings.iter().map(|ring| ring.heard.load(Ordering::Relaxed));
+            let heard: u64 = heard.sum();
+            let ticks = (past.as_nanos() / TICK.as_nanos()) as u64;
+            self.is_busy = heard - self.heard >= MANY * ticks;
+            self.heard = heard;
+            self.since = Instant::now();
+        }
+        self.is_busy
+    }
+}
+
 /// Body of a thread: it reads the records of its share.
 pub(crate) fn run(shared: &Shared, share: &Share) {
     shared.cpu_plan.be_prompt(2);
@@ -106,16 +167,9 @@ pub(crate) fn run(shared: &Shared, share: &Share) {
     let mut mapped: Vec<(u32, VirtRange, bool)> = Vec::new();
     let mut threads: Vec<(u32, u32)> = Vec::new();
     let (mut slept_at, mut close_ones) = (Instant::now(), 0);
+    let mut beside = Beside::new();
     while !shared.signals.stopped() {
-        let nap = rustix::fs::Timespec {
-            tv_sec: NAP.as_secs() as i64,
-            tv_nsec: 0,
-        };
-        let fds = share.rings.iter();
-        let mut fds: Vec<_> = fds
-            .map(|ring| PollFd::new(&ring.news, PollFlags::IN))
-            .collect();
-        let _ = poll(&mut fds, Some(&nap));
+        share.wait(&mut beside);
         close_ones = if slept_at.elapsed() < CLOSE {
             close_ones + 1
         } else {
@@ -124,7 +178,7 @@ pub(crate) fn run(shared: &Shared, share: &Share) {
         mapped.clear();
         threads.clear();
         for shared_ring in &share.rings {
-            lock(&shared_ring.ring).drain(|record| match record {
+            let count = lock(&shared_ring.ring).drain(|record| match record {
                 Record::Mmap {
                     pid,
                     range,
@@ -146,6 +200,7 @@ pub(crate) fn run(shared: &Shared, share: &Share) {
                 }
                 _ => {}
             });
+            shared_ring.heard.fetch_add(count as u64, Ordering::Relaxed);
         }
         let mut done = None;
         for (pid, range, anonymous) in &mapped {
@@ -198,18 +253,23 @@ fn arrived(
 ) {
     let covers =
         |done: &(SpaceId, VirtRange)| done.0 == process.space && done.1.intersect(range) == range;
-    if !done.as_ref().is_some_and(covers) {
-        // Its protection has changed, or a neighbour has grown into it.
-        let is_old = process.ground.has(range) && !process.event_pending();
-        let ground = (!is_old).then(|| discover::register_ground(&process, range));
-        *done = ground.flatten().map(|ground| (process.space, ground));
+    // Its protection has changed, or a neighbour has grown into it.
+    let is_old = process.ground.has(range) && !process.event_pending();
+    if !is_old && !done.as_ref().is_some_and(covers) {
+        let ground = discover::register_ground(&process, range);
+        *done = ground.map(|ground| (process.space, ground));
     }
     if done.as_ref().is_some_and(covers) {
         process.ground.registered(range);
     }
-    // Ground and books may be behind, so the mapping goes to the other thread anyway.
     shared.signals.stir();
-    if let Err(new) = shared.arrivals.add(Arrival { process, range }) {
+    // Ground and books may be behind, so the mapping goes to the other thread anyway.
+    let new = Arrival {
+        process,
+        range,
+        is_old,
+    };
+    if let Err(new) = shared.arrivals.add(new) {
         discover::manage_new(shared, &new.process, new.range);
     }
 }
