@@ -110,8 +110,8 @@ impl Share {
     /// Waits for a record.
     fn wait(&self, beside: &mut Beside) {
         let own = self.rings.len().min(self.cpus.len());
-        let is_busy = beside.is_busy(&self.rings[own..]);
-        let (rings, nap) = if is_busy {
+        let heard = (self.rings[own..].iter()).map(|ring| ring.heard.load(Ordering::Relaxed));
+        let (rings, nap) = if beside.is_busy(heard.sum(), Instant::now()) {
             (&self.rings[..own], TICK)
         } else {
             (&self.rings[..], NAP)
@@ -136,24 +136,21 @@ struct Beside {
 }
 
 impl Beside {
-    fn new() -> Beside {
+    fn new(now: Instant) -> Beside {
         Beside {
             is_busy: false,
             heard: 0,
-            since: Instant::now(),
+            since: now,
         }
     }
 
-    /// True if `rings` had many records of late.
-    fn is_busy(&mut self, rings: &[Arc<SharedRing>]) -> bool {
-        let past = self.since.elapsed();
-        if past >= TICK {
-            let heard = rings.iter().map(|ring| ring.heard.load(Ordering::Relaxed));
-            let heard: u64 = heard.sum();
-            let ticks = (past.as_nanos() / TICK.as_nanos()) as u64;
-            self.is_busy = heard - self.heard >= MANY * ticks;
-            self.heard = heard;
-            self.since = Instant::now();
+    /// True if they had many of late.
+    /// * `heard`: records that were read of them until now.
+    fn is_busy(&mut self, heard: u64, now: Instant) -> bool {
+        let ticks = (now - self.since).as_nanos() / TICK.as_nanos();
+        if ticks > 0 {
+            self.is_busy = u128::from(heard - self.heard) >= u128::from(MANY) * ticks;
+            (self.heard, self.since) = (heard, now);
         }
         self.is_busy
     }
@@ -167,7 +164,7 @@ pub(crate) fn run(shared: &Shared, share: &Share) {
     let mut mapped: Vec<(u32, VirtRange, bool)> = Vec::new();
     let mut threads: Vec<(u32, u32)> = Vec::new();
     let (mut slept_at, mut close_ones) = (Instant::now(), 0);
-    let mut beside = Beside::new();
+    let mut beside = Beside::new(slept_at);
     while !shared.signals.stopped() {
         share.wait(&mut beside);
         close_ones = if slept_at.elapsed() < CLOSE {
@@ -281,5 +278,23 @@ pub(crate) fn attend(shared: &Shared) {
         if let Some(new) = shared.arrivals.take(NAP) {
             discover::manage_new(shared, &new.process, new.range);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_next_thread_is_woken_again_once_records_are_few() {
+        let start = Instant::now();
+        let mut beside = Beside::new(start);
+        let at = |ticks: f32| start + TICK.mul_f32(ticks);
+        assert!(!beside.is_busy(9, at(0.5)), "too short to tell");
+        assert!(beside.is_busy(9, at(1.5)));
+        assert!(beside.is_busy(9, at(1.9)), "until the next tick");
+        assert!(!beside.is_busy(10, at(3.0)));
+        assert!(!beside.is_busy(40, at(33.0)), "many, but in 30 ticks");
+        assert!(beside.is_busy(42, at(34.5)));
     }
 }
