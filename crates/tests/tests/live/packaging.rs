@@ -207,7 +207,8 @@ fn packages_of_both_kinds_have_what_a_machine_needs() {
     }
     let files = made(undercroft(), &["deb", "rpm"]);
     let deb = listed("dpkg-deb --fsys-tarfile FILE | tar -t", &files[0]);
-    assert_eq!(deb, listed("rpm -qpl FILE", &files[1]));
+    let rpm = "rpm -qplv FILE | sed -n 's|^-[^/]*/|/|p'";
+    assert_eq!(deb, listed(rpm, &files[1]));
     for path in [
         "/etc/undercroft.toml",
         "/usr/bin/undercroft",
@@ -253,6 +254,15 @@ fn package_in_a_clean_debian_works_and_leaves_nothing() {
         return;
     }
     tried("try-deb", &made(undercroft(), &["deb"])[0]);
+}
+
+#[test]
+fn package_of_fedora_works_and_leaves_nothing() {
+    turn!(beside_others, "it installs the binary under test");
+    if !may_try(&["rpm", "rpmbuild", "perl"]) {
+        return;
+    }
+    tried("try-rpm", &made(undercroft(), &["rpm"])[0]);
 }
 
 #[test]
