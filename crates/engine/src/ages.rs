@@ -131,6 +131,27 @@ impl Ages {
     ///
     /// * `is_there`: whether a page is in this tier.
     pub(crate) fn push(&mut self, tier: usize, no: PageNo, is_there: impl Fn(PageNo) -> bool) {
+        let age = self.next(no);
+        let queue = &mut self.tiers[tier];
+        queue.newest.push(age);
+        queue.sweeps |= queue.len() >= queue.sweep_at.max(4 * DEMOTE_PAGES_MAX);
+        if queue.sweeps {
+            queue.sweep(|age| is_newest(&self.chunks, age) && is_there(age.0));
+        }
+    }
+
+    /// As [`Ages::push`] of each, for pages that are all there and were not pushed before: nothing
+    /// is stale, so nothing is swept.
+    pub(crate) fn push_all(&mut self, tier: usize, pages: impl IntoIterator<Item = PageNo>) {
+        for no in pages {
+            let age = self.next(no);
+            self.tiers[tier].newest.push(age);
+        }
+        self.tiers[tier].sweep_at = 2 * self.tiers[tier].len();
+    }
+
+    /// The page's newest entry.
+    fn next(&mut self, no: PageNo) -> Age {
         self.last = self.last.wrapping_add(1).max(1);
         let at = no.chunk().0 as usize;
         if at >= self.chunks.len() {
@@ -138,12 +159,7 @@ impl Ages {
         }
         let chunk = self.chunks[at].get_or_insert_with(|| Box::new([0; CHUNK_PAGES as usize]));
         chunk[(no.0 % CHUNK_PAGES) as usize] = self.last;
-        let queue = &mut self.tiers[tier];
-        queue.newest.push((no, self.last));
-        queue.sweeps |= queue.len() >= queue.sweep_at.max(4 * DEMOTE_PAGES_MAX);
-        if queue.sweeps {
-            queue.sweep(|age| is_newest(&self.chunks, age) && is_there(age.0));
-        }
+        (no, self.last)
     }
 
     /// Takes the oldest entry of a tier out. `None`: the tier has none.

@@ -282,6 +282,13 @@ pub(crate) trait LedgerWords: Ledger {
         Entry::unpack(self.entries()[page.0 as usize].load(Ordering::Relaxed))
     }
 
+    /// The words of a chunk's pages.
+    #[inline]
+    fn words(&self, chunk: ChunkNo) -> &[AtomicU64] {
+        let first = chunk.page(0).0 as usize;
+        &self.entries()[first..][..CHUNK_PAGES as usize]
+    }
+
     #[inline]
     fn set_entry(&self, page: PageNo, entry: Entry) {
         self.write(&self.entries()[page.0 as usize], entry.pack());

@@ -106,20 +106,21 @@ fn check_heads<L: Ledger>(ledger: &L, touched: usize) -> Result<(), LedgerError>
 /// Checks the entries of a chunk. Returns how many pages are stored.
 fn check_entries<L: Ledger>(ledger: &L, chunk: ChunkNo, tiers: usize) -> Result<u64, LedgerError> {
     let (in_use, mut stored) = (ledger.head(chunk).is_some(), 0);
-    for offset in 0..CHUNK_PAGES {
-        let state = check_entry(ledger, chunk.page(offset), in_use, tiers)?;
+    for (offset, word) in (0..).zip(ledger.words(chunk)) {
+        let word = word.load(Ordering::Relaxed);
+        let state = check_entry(chunk.page(offset), word, in_use, tiers)?;
         stored += u64::from(state == PageState::Stored);
     }
     Ok(stored)
 }
 
-fn check_entry<L: Ledger>(
-    ledger: &L,
+#[inline]
+fn check_entry(
     page: PageNo,
+    word: u64,
     in_use: bool,
     tiers: usize,
 ) -> Result<PageState, LedgerError> {
-    let word = ledger.entries()[page.0 as usize].load(Ordering::Relaxed);
     if word == 0 {
         return Ok(PageState::Untouched);
     }
@@ -223,7 +224,7 @@ impl<L: Ledger> PageTable<L> {
     /// Frees a chunk of a space that is gone.
     fn empty(&mut self, chunk: ChunkNo) {
         for offset in 0..CHUNK_PAGES {
-            if !self.is_untouched(chunk.page(offset)) {
+            if self.known(chunk.page(offset)).is_some() {
                 (self.ledger).set_entry(chunk.page(offset), Entry::UNTOUCHED);
             }
         }
@@ -231,10 +232,11 @@ impl<L: Ledger> PageTable<L> {
         self.free.push(chunk);
     }
 
-    /// Whether nothing at all is known of the page. Cost: one load.
+    /// The page's entry, if anything is known of the page. Cost: one load.
     #[inline]
-    pub(crate) fn is_untouched(&self, page: PageNo) -> bool {
-        self.ledger.entries()[page.0 as usize].load(Ordering::Relaxed) == 0
+    pub(crate) fn known(&self, page: PageNo) -> Option<Entry> {
+        let word = self.ledger.entries()[page.0 as usize].load(Ordering::Relaxed);
+        (word != 0).then(|| Entry::unpack(word))
     }
 
     pub(crate) fn ledger(&self) -> &L {
@@ -249,6 +251,12 @@ impl<L: Ledger> PageTable<L> {
     /// Every chunk that was ever in use has a smaller number.
     pub(crate) fn chunks_used(&self) -> u32 {
         self.fresh
+    }
+
+    /// The chunks in use, by number.
+    pub(crate) fn chunks(&self) -> impl Iterator<Item = ChunkNo> {
+        let all = (0..self.fresh).map(ChunkNo);
+        all.filter(|chunk| self.ledger.head(*chunk).is_some())
     }
 
     /// Whether the page's chunk is in use.

@@ -32,6 +32,8 @@
 //! Lost with the manager: the order of pages (they are inserted by number), ages between tiers
 //! except the stamp, statistics.
 
+use std::sync::atomic::Ordering;
+
 use undercroft_base::{
     CHUNK_PAGES, ChunkNo, Entry, Flags, PageNo, PageSize, PageState, Slot, SpaceId, Stamp, TierId,
     VirtPage, VirtRange,
@@ -41,7 +43,7 @@ use undercroft_policy::reclaim::{Arrival, Reclaim};
 
 use crate::batch::{EvictItem, InFlight};
 use crate::claims::Claims;
-use crate::ledger::{Ledger, LedgerError};
+use crate::ledger::{Ledger, LedgerError, LedgerWords};
 use crate::limits::STAMP_EVICTIONS;
 use crate::notes::{self, Note};
 use crate::page_table::PageTable;
@@ -174,8 +176,7 @@ impl<L: Ledger> Engine<L> {
                 continue;
             }
             for no in (0..CHUNK_PAGES).map(|offset| chunk.page(offset)) {
-                if !self.table.is_untouched(no) {
-                    let entry = self.table.entry(no);
+                if let Some(entry) = self.table.known(no) {
                     act(self, no, entry);
                 }
             }
@@ -185,7 +186,7 @@ impl<L: Ledger> Engine<L> {
     /// Rebuilds everything that follows from the entries. Nothing is kept of each page meanwhile: a
     /// machine that is short of memory may have very many.
     fn recover_books(&mut self) -> Claims {
-        let (mut claims, mut stamps) = (Claims::default(), Stamps::default());
+        let (mut claims, mut stamps) = (Claims::default(), Stamps::new(&self.config.demotes));
         self.each_known(|engine, no, entry| {
             let entry = match entry.state {
                 PageState::Loading => engine.end_load(no, entry),
@@ -203,7 +204,7 @@ impl<L: Ledger> Engine<L> {
                         engine.count(no);
                     }
                 }
-                PageState::Stored => stamps.note(entry.stamp, engine.has_age(entry)),
+                PageState::Stored => stamps.note(entry.tier, entry.stamp),
                 _ => {}
             }
             if let Some((tier, slot)) = claim(entry)
@@ -241,20 +242,22 @@ impl<L: Ledger> Engine<L> {
 
     /// Remembers the ages of the pages in a window, the oldest first.
     fn recover_ages(&mut self, window: &Window) {
-        let mut sorted = window.room();
-        self.each_known(|engine, no, entry| {
-            if entry.state == PageState::Stored && engine.has_age(entry) {
+        let (mut sorted, tier) = (window.room(), usize::from(window.tier.0));
+        for chunk in self.table.chunks() {
+            let pages = (0..CHUNK_PAGES).map(|offset| chunk.page(offset));
+            for (no, word) in pages.zip(self.table.ledger().words(chunk)) {
+                let entry = Entry::unpack(word.load(Ordering::Relaxed));
+                if entry.state != PageState::Stored || entry.tier != window.tier {
+                    continue;
+                }
                 match sorted.place(entry.stamp) {
                     Turn::Sorted(place) => *place = no,
-                    Turn::InOrder => engine.remember_age(no, entry),
+                    Turn::InOrder => self.ages.push_all(tier, [no]),
                     Turn::Elsewhere => {}
                 }
             }
-        });
-        for no in sorted.pages {
-            let entry = self.table.entry(no);
-            self.remember_age(no, entry);
         }
+        self.ages.push_all(tier, sorted.pages);
     }
 
     /// Rebuilds the batch from its notes. Items whose page was dropped, or that were finished, are

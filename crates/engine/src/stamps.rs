@@ -4,7 +4,7 @@
 
 use std::cmp::Reverse;
 
-use undercroft_base::{PageNo, Stamp};
+use undercroft_base::{PageNo, Stamp, TierId};
 
 /// Pages that are sorted at once: 32 MiB.
 const SORTED_MAX: u64 = 8 << 20;
@@ -13,19 +13,15 @@ const STAMPS: usize = 1 << 16;
 
 /// How often each stamp was met.
 pub(crate) struct Stamps {
-    /// Pages, and those of them that have an age.
-    counts: Vec<(u32, u32)>,
+    /// Whether a stored page has the stamp.
+    met: Vec<bool>,
+    /// Pages of each tier, by stamp. Nothing for a tier in which ages do not matter.
+    aged: Vec<Vec<u32>>,
 }
 
-impl Default for Stamps {
-    fn default() -> Stamps {
-        let counts = vec![(0, 0); STAMPS];
-        Stamps { counts }
-    }
-}
-
-/// Stamps that follow each other, the oldest first.
+/// Stamps of a tier that follow each other, the oldest first.
 pub(crate) struct Window {
+    pub tier: TierId,
     newest: Stamp,
     /// By age: how many evictions before the newest stamp. From the oldest to the youngest.
     oldest: u16,
@@ -53,16 +49,29 @@ pub(crate) enum Turn<'a> {
 }
 
 impl Stamps {
-    /// A page is stored. `aged`: its age matters.
-    pub(crate) fn note(&mut self, stamp: Stamp, aged: bool) {
-        let (pages, with_age) = &mut self.counts[usize::from(stamp.0)];
-        *pages += 1;
-        *with_age += u32::from(aged);
+    /// * `ages_matter`: of each tier.
+    pub(crate) fn new(ages_matter: &[bool]) -> Stamps {
+        let counts = |matter: &bool| vec![0; if *matter { STAMPS } else { 0 }];
+        Stamps {
+            met: vec![false; STAMPS],
+            aged: ages_matter.iter().map(counts).collect(),
+        }
+    }
+
+    /// A page is stored.
+    #[inline]
+    pub(crate) fn note(&mut self, tier: TierId, stamp: Stamp) {
+        let at = usize::from(stamp.0);
+        self.met[at] = true;
+        if let Some(count) = (self.aged.get_mut(usize::from(tier.0))).and_then(|of| of.get_mut(at))
+        {
+            *count += 1;
+        }
     }
 
     /// Stamps wrap: the newest is the one before the widest gap.
     pub(crate) fn newest(&self) -> Stamp {
-        let met = (0..=u16::MAX).filter(|stamp| self.counts[usize::from(*stamp)].0 > 0);
+        let met = (0..=u16::MAX).filter(|stamp| self.met[usize::from(*stamp)]);
         let stamps: Vec<u16> = met.collect();
         let next = stamps.iter().cycle().skip(1);
         let gaps = stamps.iter().zip(next);
@@ -71,37 +80,45 @@ impl Stamps {
         Stamp(newest.map_or(u16::MAX, |(_, stamp)| stamp))
     }
 
-    /// All pages that have an age, the oldest first, in windows of [`SORTED_MAX`] pages or one
-    /// stamp.
+    /// All pages that have an age, tier by tier and the oldest first, in windows of [`SORTED_MAX`]
+    /// pages or one stamp.
     pub(crate) fn windows(&self, newest: Stamp) -> Vec<Window> {
-        let mut windows: Vec<Window> = Vec::new();
-        let mut sum = 0;
-        for age in (0..=u16::MAX).rev() {
-            let stamp = newest.0.wrapping_sub(age);
-            let count = self.counts[usize::from(stamp)].1;
-            if count == 0 {
-                continue;
+        let tiers = (0..).map(TierId).zip(&self.aged);
+        let matter = tiers.filter(|(_, counts)| !counts.is_empty());
+        let windows = matter.flat_map(|(tier, counts)| windows_of(tier, counts, newest));
+        windows.collect()
+    }
+}
+
+fn windows_of(tier: TierId, counts: &[u32], newest: Stamp) -> Vec<Window> {
+    let mut windows: Vec<Window> = Vec::new();
+    let mut sum = 0;
+    for age in (0..=u16::MAX).rev() {
+        let stamp = newest.0.wrapping_sub(age);
+        let count = counts[usize::from(stamp)];
+        if count == 0 {
+            continue;
+        }
+        sum += u64::from(count);
+        match windows.last_mut() {
+            Some(last) if sum <= SORTED_MAX => {
+                last.youngest = age;
+                last.counts.resize(usize::from(last.oldest - age), 0);
+                last.counts.push(count);
             }
-            sum += u64::from(count);
-            match windows.last_mut() {
-                Some(last) if sum <= SORTED_MAX => {
-                    last.youngest = age;
-                    last.counts.resize(usize::from(last.oldest - age), 0);
-                    last.counts.push(count);
-                }
-                _ => {
-                    sum = u64::from(count);
-                    windows.push(Window {
-                        newest,
-                        oldest: age,
-                        youngest: age,
-                        counts: vec![count],
-                    });
-                }
+            _ => {
+                sum = u64::from(count);
+                windows.push(Window {
+                    tier,
+                    newest,
+                    oldest: age,
+                    youngest: age,
+                    counts: vec![count],
+                });
             }
         }
-        windows
     }
+    windows
 }
 
 impl Window {
@@ -123,6 +140,7 @@ impl Window {
 }
 
 impl Sorting<'_> {
+    #[inline]
     pub(crate) fn place(&mut self, stamp: Stamp) -> Turn<'_> {
         let window = self.window;
         let age = window.newest.0.wrapping_sub(stamp.0);
@@ -143,10 +161,12 @@ impl Sorting<'_> {
 mod tests {
     use super::*;
 
+    /// Pages of tier 1, which demotes. Tier 0 does not, and has one page of each stamp.
     fn stamps(of: &[(u16, u32)]) -> Stamps {
-        let mut stamps = Stamps::default();
+        let mut stamps = Stamps::new(&[false, true]);
         for (stamp, count) in of {
-            stamps.counts[usize::from(*stamp)] = (*count, *count);
+            stamps.note(TierId(0), Stamp(*stamp));
+            stamps.aged[1][usize::from(*stamp)] = *count;
         }
         stamps
     }
@@ -165,6 +185,7 @@ mod tests {
         let half = SORTED_MAX as u32 / 2;
         let all = stamps(&[(65_535, half), (0, half), (1, 1), (2, 3 * half), (9, 2)]);
         let windows = all.windows(Stamp(9));
+        assert!(windows.iter().all(|window| window.tier == TierId(1)));
         let ages: Vec<_> = windows.iter().map(|w| (w.oldest, w.youngest)).collect();
         assert_eq!(ages, [(10, 9), (8, 8), (7, 7), (0, 0)]);
         let sorted = windows[0].room().pages.len();
