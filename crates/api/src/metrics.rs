@@ -121,7 +121,7 @@ const CLIENT: &[OfClient] = &[
     (
         "undercroft_immovable_bytes",
         "gauge",
-        "Memory that cannot leave: read-only, locked or pinned.",
+        "Memory that cannot leave: read-only, locked, pinned, or of a process without an agent.",
         |of| Some(of.immovable.bytes as f64),
     ),
     (

@@ -26,6 +26,7 @@ use super::wayout::Way;
 use crate::space::agent::Readiness;
 use crate::space::port::Late;
 use crate::space::process::Process;
+use crate::space::still;
 use crate::sync::read;
 
 /// Shortest and longest time between two visits. It is an eighth of the time that the youngest has
@@ -42,6 +43,10 @@ const ANSWER_DUE: Duration = Duration::from_millis(200);
 
 /// A process is ended if its pages cannot be put back for this long.
 pub(super) const PLACE_AFTER: Duration = Duration::from_secs(10);
+
+/// A process that has had no agent for this long has none for good. It may have just begun, or be
+/// about to end.
+const AGENT_LOST: Duration = Duration::from_millis(200);
 
 const _: () = assert!(REVISIT_EVERY.as_nanos() < REVISIT_MAX.as_nanos());
 const _: () = assert!(ANSWER_DUE.as_nanos() < PLACE_AFTER.as_nanos());
@@ -162,6 +167,13 @@ impl Evictor {
         let shared = self.shared.clone();
         let way = Way::of(&shared, process)?; // a process without one is not set aside
         match waits {
+            Waits::Run if process.lost_its_agent() => {
+                let lasts = age >= AGENT_LOST;
+                if lasts {
+                    still::no_way_out(&shared, process);
+                }
+                (!lasts).then_some(waits)
+            }
             Waits::Run => {
                 let over = process
                     .agent

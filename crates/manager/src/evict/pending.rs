@@ -10,6 +10,7 @@ use super::wayout::Way;
 use super::{Batch, Evictor};
 use crate::space::port::{Answered, Asked, Begun};
 use crate::space::process::Process;
+use crate::space::still;
 use crate::sync::read;
 
 /// A group that was asked for.
@@ -50,6 +51,7 @@ impl Evictor {
     fn begin(&mut self, process: &Arc<Process>, group: &[EvictItem]) {
         let shared = self.shared.clone();
         let Some(way) = Way::of(&shared, process) else {
+            still::no_way_out(&shared, process);
             return self.leave(group);
         };
         // From here on fork() in the program waits, until the last page is published.

@@ -205,8 +205,8 @@ impl Gauges {
         lock(&self.exceeded).note(over, at);
         if lock(&self.fixed).note(now.immovable.0, now.raised.0, at) {
             crate::log::warn(&format!(
-                "{} cannot leave memory: the program may not write there, or has locked it. The \
-                 limit of {} is passed by as much as the rest needs",
+                "{} cannot leave memory: the program may not write there, has locked it, or has \
+                 processes without an agent. The limit of {} is passed by as much as the rest needs",
                 now.immovable,
                 Bytes(limit)
             ));

@@ -23,6 +23,8 @@ pub(crate) struct Backlog {
     pub recheck: Recheck,
     /// Ranges that were moved while pages were counted: pages there are to be counted again.
     pub uncounted: Recheck,
+    /// All of its memory is set aside, because no agent can move its pages.
+    pub all_still: AtomicBool,
     /// The page from which mappings that are set aside are looked up next.
     pub still_looked: AtomicU64,
 }

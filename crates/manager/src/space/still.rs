@@ -1,8 +1,10 @@
-//! Mappings whose pages cannot leave, because the program may not write there: the kernel moves
-//! none. Collectors protect their heaps for a while, and compilers their code for good.
+//! Memory whose pages cannot leave: mappings that the program may not write to, because the kernel
+//! moves none of them, and all memory of a process that has no agent. Collectors protect their
+//! heaps for a while, and compilers their code for good.
 //!
 //! A refusal sets the whole mapping aside, until it is writable again. That is looked up when the
-//! kernel tells of a change of protection, and at intervals, because such a record may be lost.
+//! kernel tells of a change of protection, and at intervals, because such a record may be lost. The
+//! memory of a process is set aside until it has an agent.
 
 use std::sync::atomic::Ordering;
 
@@ -36,14 +38,34 @@ pub(crate) fn refused(shared: &Shared, process: &Process, pages: impl Iterator<I
     }
 }
 
+/// No page of the process can leave until it has an agent. O(1) if all of it is set aside.
+pub(crate) fn no_way_out(shared: &Shared, process: &Process) {
+    process.backlog.all_still.store(true, Ordering::SeqCst);
+    let all = process.all_pages;
+    for new in all.minus(&parts(shared, process, all)) {
+        set_aside(shared, process, new, true);
+    }
+}
+
 /// Looks up whether mappings of `range` that are set aside are writable again.
 pub(crate) fn look(shared: &Shared, process: &Process, range: VirtRange) {
+    if process.backlog.all_still.load(Ordering::SeqCst) {
+        return;
+    }
     let set = parts(shared, process, range);
     look_up(shared, process, &set);
 }
 
-/// Looks up some of the mappings that are set aside, and the next ones in the next round.
+/// Looks up some of the mappings that are set aside, and the next ones in the next round. Of a
+/// process without an agent: whether it has one now.
 pub(crate) fn look_around(shared: &Shared, process: &Process) {
+    if process.backlog.all_still.load(Ordering::SeqCst) {
+        if process.has_agent() {
+            process.backlog.all_still.store(false, Ordering::SeqCst);
+            set_aside(shared, process, process.all_pages, false);
+        }
+        return;
+    }
     let set = parts(shared, process, process.all_pages);
     if set.is_empty() {
         return;
@@ -106,5 +128,42 @@ fn set_aside(shared: &Shared, process: &Process, range: VirtRange, on: bool) {
         if !left.is_empty() {
             pause();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::fault::model_tests::{options, shared, this_process};
+    use crate::space::model::ModelMemory;
+
+    /// Its mappings are writable, so a look at these alone would let its pages move.
+    #[test]
+    fn all_pages_of_a_process_without_an_agent_stay_until_it_has_one() {
+        let shared = shared(options("ram"));
+        let range = VirtRange::new(VirtPage(4096), VirtPage(4160));
+        let space = shared.books.engine().layout().add_space();
+        let row = shared.books.row(space);
+        let memory = Arc::new(ModelMemory::new(range));
+        let process = Process::new(space, memory, range.start, None, None, row);
+        let _ = process.identity.set(this_process());
+        {
+            let mut engine = shared.books.engine();
+            engine.layout().attached(space, range);
+            engine.discovery().found_resident(space, range);
+        }
+        let still = || shared.books.engine().books().immovable().0 / 4096;
+        assert_eq!(still(), 0);
+        no_way_out(&shared, &process);
+        assert_eq!(still(), 64);
+        look_around(&shared, &process);
+        look(&shared, &process, range);
+        assert_eq!(still(), 64);
+        // As after an agent has come.
+        process.backlog.all_still.store(false, Ordering::SeqCst);
+        set_aside(&shared, &process, process.all_pages, false);
+        assert_eq!(still(), 0);
     }
 }

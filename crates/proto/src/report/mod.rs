@@ -351,9 +351,9 @@ pub struct LimitExceeded {
     pub seconds: f64,
 }
 
-/// Memory that cannot leave: the program may not write there, or has locked or pinned it. The limit
-/// in force is raised for it, by no more than it takes, and only as far as the rest of the program
-/// would have too little.
+/// Memory that cannot leave: the program may not write there, or has locked or pinned it, or its
+/// process has no agent. The limit in force is raised for it, by no more than it takes, and only as
+/// far as the rest of the program would have too little.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Immovable {
     /// Bytes of it at the end, or now.

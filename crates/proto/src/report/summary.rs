@@ -249,8 +249,8 @@ fn warnings(report: &Report) -> Vec<String> {
     let fixed = report.immovable;
     if fixed.limit_raised_bytes_peak > 0 {
         warnings.push(format!(
-            "up to {} could not leave (read-only, locked or pinned); the limit was passed for that \
-             by {} at most, for {}",
+            "up to {} could not leave (read-only, locked, pinned, or of a process without an agent); \
+             the limit was passed for that by {} at most, for {}",
             Bytes(fixed.bytes_peak),
             Bytes(fixed.limit_raised_bytes_peak),
             seconds(fixed.limit_raised_seconds)

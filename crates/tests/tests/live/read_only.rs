@@ -74,7 +74,7 @@ fn tells_of_the_raised_limit(outcome: Outcome, report: &Path) {
     for part in [
         "cannot leave memory: the program may not write there",
         &format!("The limit of {LIMIT_MIB}.0 MiB is passed by as much as the rest needs"),
-        "MiB could not leave (read-only, locked or pinned); the limit was passed for that by ",
+        "MiB could not leave (read-only, locked, pinned, or of a process without an agent); the limit was ",
     ] {
         assert_eq!(outcome.errors.matches(part).count(), 1, "{part}: {outcome}");
     }
