@@ -38,6 +38,12 @@ const _: () = assert!(TICK_BUSY.as_nanos() < TICK_MAX.as_nanos());
 /// Longest rest after a check that took long.
 const REST_MAX: Duration = Duration::from_millis(250);
 
+/// Time for a look at the frames of fork relatives: a twentieth of the longest time between two
+/// checks. A run may have thousands, of some ms each, and new processes wait meanwhile.
+const FRAMES_MAX: Duration = Duration::from_millis(5);
+
+const _: () = assert!(FRAMES_MAX.as_nanos() * 20 <= TICK_MAX.as_nanos());
+
 /// The result of the first part of a check, which reads no mapping.
 struct Pressure {
     /// Managing begins with this check.
@@ -74,6 +80,8 @@ pub(super) struct Checks {
     onset: Onset,
     pub(super) quiet: Quiet,
     pub(super) still: Still,
+    /// The fork relative whose frames are looked at next, or the one that follows.
+    frames_next: SpaceId,
     /// When the pages of all processes are counted again, after a takeover.
     pub(super) recount_at: Option<Instant>,
     /// Room for mappings and page map entries that are read.
@@ -91,6 +99,7 @@ impl Checks {
             onset: Onset::new(now),
             quiet: Quiet::new(now),
             still: Still::new(now),
+            frames_next: SpaceId(0),
             recount_at: None,
             maps: String::new(),
             pagemap: vec![0; 4096 * 8],
@@ -147,6 +156,14 @@ fn wait(age: Duration, fastest: Duration, stands_still: bool) -> Duration {
         usual
     };
     wait.max(TICK_MIN)
+}
+
+/// Visits `all` from place `from` on, and then those before it, as long as `visit` says so. Returns
+/// the first that was not visited.
+fn in_turn<T>(all: &[T], from: usize, mut visit: impl FnMut(&T) -> bool) -> Option<&T> {
+    let mut turn = all[from..].iter().chain(&all[..from]);
+    let more = turn.by_ref().all(&mut visit);
+    if more { None } else { turn.next() }
 }
 
 impl Control {
@@ -379,10 +396,6 @@ impl Control {
             .discover_again
             .swap(false, Ordering::Relaxed);
         let mut growing = false;
-        // A fork child takes frames of its own without a fault that we see: only a check finds
-        // them.
-        let (mut forked, mut checking) = (false, Duration::ZERO);
-        let mut relatives = false;
         for process in &processes {
             let running = |_: &u32| !process.exited.load(Ordering::Relaxed);
             let Some(pid) = process.pid().filter(running) else {
@@ -398,24 +411,14 @@ impl Control {
         }
         self.look_at_still(&processes);
         // After the dead are forgotten: frames that only they were charged for are found then.
-        for process in self.shared.processes.all() {
-            if process.relatives.parent.is_some() || process.relatives.family != process.space {
-                relatives = true;
-                let began = Instant::now();
-                forked |= discover::note_own_frames(
-                    &self.shared.books,
-                    &self.shared.signals,
-                    &process,
-                    &mut self.checks.pagemap,
-                );
-                checking += began.elapsed();
-            }
-        }
+        let mut relatives = self.shared.processes.all();
+        relatives.retain(|of| of.relatives.parent.is_some() || of.relatives.family != of.space);
+        let (forked, checking) = self.look_at_frames(&relatives);
         let busy = growing || forked || faults != self.checks.faults;
         self.checks.faults = faults;
         self.rest_if_calm(busy);
         self.checks.tick = if self.shared.signals.is_calm() {
-            TICK_CALM / (1 + u32::from(relatives))
+            TICK_CALM / (1 + u32::from(!relatives.is_empty()))
         } else if busy {
             // This takes a twentieth of the time at most.
             TICK_BUSY.max(checking * 20).min(TICK_MAX)
@@ -424,6 +427,23 @@ impl Control {
         };
         self.note_peaks();
         self.checks.tick
+    }
+
+    /// A fork child takes frames of its own without a fault that we see: only a look finds them.
+    /// Some in each check, in turn. Returns whether one of them may have inherited pages, and the
+    /// time.
+    fn look_at_frames(&mut self, relatives: &[Arc<Process>]) -> (bool, Duration) {
+        let (shared, pagemap) = (&self.shared, &mut self.checks.pagemap);
+        let (began, mut forked) = (Instant::now(), false);
+        let from = relatives.partition_point(|of| of.space < self.checks.frames_next);
+        let next = in_turn(relatives, from, |process| {
+            forked |= discover::note_own_frames(&shared.books, &shared.signals, process, pagemap);
+            began.elapsed() < FRAMES_MAX
+        });
+        if let Some(next) = next {
+            self.checks.frames_next = next.space;
+        }
+        (forked || next.is_some(), began.elapsed())
     }
 
     /// Notes whether something happens. A bound is looked after at all times, and so is a client
@@ -484,5 +504,24 @@ mod tests {
         }
         assert_eq!(wait(ms(10), ms(1000), false), TICK_BUSY);
         assert_eq!(wait(ms(1600), ms(1000), false), ms(50));
+    }
+
+    #[test]
+    fn each_has_its_turn_and_none_has_two() {
+        let mut from = 0;
+        let mut rounds = [0; 5];
+        for at in 0..15 {
+            let mut visits = 0;
+            let next = in_turn(&[0, 1, 2, 3, 4], from, |of: &usize| {
+                rounds[*of] += 1;
+                visits += 1;
+                visits < 3
+            });
+            assert_eq!((next, visits), (Some(&((at + 1) * 3 % 5)), 3));
+            from = next.copied().unwrap_or(from);
+        }
+        assert_eq!(rounds, [9; 5]);
+        assert_eq!(in_turn(&[0, 1], 1, |_: &usize| true), None);
+        assert_eq!(in_turn(&[], 0, |_: &usize| true), None);
     }
 }
