@@ -9,7 +9,7 @@ use undercroft_qos::{LatencyBound, StallMax};
 
 use crate::grant::Turn;
 use crate::options::ClientOptions;
-use crate::report::{Report, ShownCommand, Snapshot};
+use crate::report::{Report, ShownCommand};
 use crate::tiers::TierLaunch;
 
 /// Version of the messages in this file: [`Launch`], [`Request`] and [`Notice`]. A keeper and a
@@ -161,18 +161,20 @@ pub fn tell(link: &OwnedFd, notice: &Notice) -> io::Result<()> {
 /// Checks what must hold of every message that is accepted, whatever bytes came: written again, it
 /// is accepted, and a message without measurements is the same. For the fuzz target and its test.
 /// Returns how many kinds of message `bytes` are.
+#[cfg(any(test, fuzzing))]
 pub fn check(bytes: &[u8]) -> u32 {
     let kinds = [
         accepted::<Launch>(bytes, true),
         accepted::<Request>(bytes, true),
         // Measurements are fractions. Reading one may change its last digit.
         accepted::<Notice>(bytes, false),
-        accepted::<Snapshot>(bytes, false),
+        accepted::<crate::report::Snapshot>(bytes, false),
     ];
     kinds.iter().filter(|is| **is).count() as u32
 }
 
 /// * `exact`: written again, it must be the same.
+#[cfg(any(test, fuzzing))]
 fn accepted<T: Serialize + for<'de> Deserialize<'de>>(bytes: &[u8], exact: bool) -> bool {
     let Ok(message) = serde_json::from_slice::<T>(bytes) else {
         return false;

@@ -6,6 +6,7 @@
 
 pub mod error;
 pub mod format;
+#[cfg(any(test, fuzzing))]
 pub mod fuzz;
 pub mod reader;
 pub mod reference;

@@ -101,6 +101,7 @@ pub fn answer(refused: bool) -> [u8; 8] {
 /// Checks what must hold of every accepted message: it says what its bytes say, its addresses lie
 /// below the end of an address space, and no byte more or less would be accepted. The fuzz target
 /// and its test use it.
+#[cfg(any(test, fuzzing))]
 pub fn check(bytes: &[u8]) -> bool {
     let (hello, ready) = (Hello::parse(bytes), Ready::parse(bytes));
     let asked = GiveWay::parse(bytes);
