@@ -1,6 +1,6 @@
 //! The homes of `unsafe`, and what deciding crates may not name.
 
-use super::tables::{IMPURE_WORDS, PRINTING, PURE, UNSAFE_HOMES};
+use super::tables::{IMPURE_WORDS, PRINTING, PURE, RECLAIM_DRIVERS, UNSAFE_HOMES};
 use super::tree::{Tree, code, crate_of, lines_with};
 
 /// Uses of `unsafe` outside its homes.
@@ -50,6 +50,23 @@ pub(super) fn pure(tree: &Tree) -> Vec<String> {
     wrong
 }
 
+/// Files that make a machine of reclaim and are no driver of it, and drivers that make none.
+pub(super) fn reclaim(tree: &Tree) -> Vec<String> {
+    let made = tree.sources.iter().filter(|(path, text)| {
+        let inside = path.contains("/tests/") || crate_of(path) == "xtask";
+        !inside && !lines_with(&code(text), "Reclaimer::new").is_empty()
+    });
+    not_the_drivers(&made.map(|(path, _)| path.as_str()).collect::<Vec<_>>())
+}
+
+fn not_the_drivers(made: &[&str]) -> Vec<String> {
+    let others = made.iter().filter(|path| !RECLAIM_DRIVERS.contains(path));
+    let others = others.map(|path| format!("{path} makes a `Reclaimer`"));
+    let idle = RECLAIM_DRIVERS.iter().filter(|path| !made.contains(path));
+    let idle = idle.map(|path| format!("RECLAIM_DRIVERS: {path} makes no `Reclaimer`"));
+    others.chain(idle).collect()
+}
+
 /// Places in manager and keeper that print. The manager shares no terminal or pipe with the
 /// program, and the keeper waits for none. These macros also panic if standard error is closed.
 pub(super) fn printing(tree: &Tree) -> Vec<String> {
@@ -73,6 +90,14 @@ fn prints(path: &str, text: &str) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn another_driver_of_reclaim_is_found_and_one_that_drives_no_more() {
+        assert!(not_the_drivers(&RECLAIM_DRIVERS).is_empty());
+        let [first, second, _] = RECLAIM_DRIVERS;
+        let wrong = not_the_drivers(&[first, second, "crates/keeper/src/lib.rs"]);
+        assert_eq!(wrong.len(), 2, "{wrong:?}");
+    }
 
     #[test]
     fn a_line_that_prints_is_found_but_not_in_tests() {

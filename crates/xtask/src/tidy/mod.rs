@@ -16,7 +16,7 @@ pub(crate) use tree::root;
 /// A rule: its name, and what breaks it (one line each).
 type Check = (&'static str, fn(&Tree) -> Vec<String>);
 
-const CHECKS: [Check; 17] = [
+const CHECKS: [Check; 18] = [
     ("crates use only what is below them", crates::arrows),
     ("crates form no circle", crates::circles),
     (
@@ -31,6 +31,10 @@ const CHECKS: [Check; 17] = [
     ("unsafe is in its homes only", homes::of_unsafe),
     ("deciding crates are pure", homes::pure),
     ("the manager does not print", homes::printing),
+    (
+        "manager, replay and storms alone drive reclaim, by one machine",
+        homes::reclaim,
+    ),
     ("only tiers know the kinds of tiers", kinds::named),
     (
         "functions are short, and the list of long ones is true",

@@ -111,6 +111,13 @@ pub(super) const KIND_NAMES: &[(&str, &str)] = &[
     ),
 ];
 
+/// Files that make a `Reclaimer`: when pages leave, and how many, is decided in one place for all.
+pub(super) const RECLAIM_DRIVERS: [&str; 3] = [
+    "crates/manager/src/evict/mod.rs",
+    "lab/sim/src/replay/client.rs",
+    "lab/sim/src/storm/evictor.rs",
+];
+
 /// Crates that decide, and what they may not name, so that the same code runs live and simulated.
 pub(super) const PURE: [&str; 3] = ["engine", "policy", "qos"];
 pub(super) const IMPURE_WORDS: [&str; 17] = [
