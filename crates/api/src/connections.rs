@@ -29,14 +29,14 @@ struct One {
 }
 
 /// A connection's place among the open ones, until it is dropped.
-pub(crate) struct Place {
+pub(crate) struct Seat {
     of: Arc<Connections>,
     number: u64,
 }
 
 impl Connections {
     /// A place for a connection. `None`: all others have sent their requests, and wait for answers.
-    pub(crate) fn admit(self: &Arc<Self>, stream: &dyn Stream) -> Option<Place> {
+    pub(crate) fn admit(self: &Arc<Self>, stream: &dyn Stream) -> Option<Seat> {
         let stream = stream.another().ok()?;
         let mut open = self.lock();
         if open.all.len() >= CONNECTIONS_MAX {
@@ -53,7 +53,7 @@ impl Connections {
             has_asked: false,
         });
         drop(open);
-        Some(Place {
+        Some(Seat {
             of: Arc::clone(self),
             number,
         })
@@ -64,7 +64,7 @@ impl Connections {
     }
 }
 
-impl Place {
+impl Seat {
     /// Notes whether the peer has sent its request, and waits for us.
     pub(crate) fn has_asked(&self, has_asked: bool) {
         let mut open = self.of.lock();
@@ -75,7 +75,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for Seat {
     fn drop(&mut self) {
         self.of.lock().all.retain(|one| one.number != self.number);
     }
@@ -96,7 +96,7 @@ mod tests {
             (all.admit(&ours), ours, peer)
         };
         let mut held: Vec<_> = (0..CONNECTIONS_MAX).map(|_| admit()).collect();
-        let has_asked = |of: &(Option<Place>, UnixStream, UnixStream), is| {
+        let has_asked = |of: &(Option<Seat>, UnixStream, UnixStream), is| {
             of.0.as_ref().expect("a place").has_asked(is);
         };
         held.iter().for_each(|one| has_asked(one, true));

@@ -23,5 +23,5 @@ mod token;
 pub use listen::Listen;
 pub use server::Server;
 pub use shared::Rights;
-pub use source::{Change, Live, Refusal, Source};
+pub use source::{Change, Live, NotChanged, Source};
 pub use token::Token;

@@ -15,7 +15,7 @@ use crate::http::{Request, is_address};
 use crate::metrics;
 use crate::openapi::DOCUMENT;
 use crate::shared::{Rights, Shared};
-use crate::source::{Change, Refusal};
+use crate::source::{Change, NotChanged};
 
 const PAGE: &str = include_str!("page.html");
 
@@ -382,11 +382,11 @@ fn carry_out(shared: &Shared, pid: u32, change: Change) -> Answer {
                 done: true,
             })
         }
-        Err(Refusal::Refused(why)) => {
+        Err(NotChanged::Refused(why)) => {
             let fix = "ask for what the run can do; nothing was changed";
             Answer::error(409, "the run refuses the change", &why, fix)
         }
-        Err(Refusal::NoAnswer) => Answer::error(
+        Err(NotChanged::NoAnswer) => Answer::error(
             503,
             "the run does not answer",
             "it has ended, or its manager is very busy",

@@ -26,14 +26,14 @@ impl Source for Fixed {
         clients()
     }
 
-    fn change(&self, _: u32, change: Change) -> Result<(), Refusal> {
+    fn change(&self, _: u32, change: Change) -> Result<(), NotChanged> {
         self.0.lock().expect("no panic").push(change.clone());
         match change {
             Change::Latency(_) | Change::MemoryMax(_) | Change::StallMax(_) | Change::Pause(_) => {
                 Ok(())
             }
             Change::Reopen(_) | Change::Add(_) => Ok(()),
-            Change::Drain(_) | Change::Remove(_) => Err(Refusal::Refused("no room".to_owned())),
+            Change::Drain(_) | Change::Remove(_) => Err(NotChanged::Refused("no room".to_owned())),
         }
     }
 }
@@ -333,8 +333,8 @@ impl Source for Two {
         self.0.clone()
     }
 
-    fn change(&self, _: u32, _: Change) -> Result<(), Refusal> {
-        Err(Refusal::NoAnswer)
+    fn change(&self, _: u32, _: Change) -> Result<(), NotChanged> {
+        Err(NotChanged::NoAnswer)
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::answer::Answer;
-use crate::connections::Place;
+use crate::connections::Seat;
 use crate::http::{self, PATIENCE, Stream};
 use crate::listen::{Listen, Listener};
 use crate::routes;
@@ -116,7 +116,7 @@ fn take(mut stream: Box<dyn Stream>, shared: &Arc<Shared>) {
         .spawn(move || answer(stream.as_mut(), &place, &of_thread));
 }
 
-fn answer(stream: &mut dyn Stream, place: &Place, shared: &Shared) {
+fn answer(stream: &mut dyn Stream, place: &Seat, shared: &Shared) {
     let (answer, head) = match http::read(stream, PATIENCE) {
         Ok(request) => {
             place.has_asked(true);
@@ -141,7 +141,7 @@ mod tests {
     use undercroft_proto::report::Snapshot;
 
     use super::*;
-    use crate::source::{Change, Refusal};
+    use crate::source::{Change, NotChanged};
 
     struct Empty;
 
@@ -150,8 +150,8 @@ mod tests {
             Vec::new()
         }
 
-        fn change(&self, _: u32, _: Change) -> Result<(), Refusal> {
-            Err(Refusal::NoAnswer)
+        fn change(&self, _: u32, _: Change) -> Result<(), NotChanged> {
+            Err(NotChanged::NoAnswer)
         }
     }
 

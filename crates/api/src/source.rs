@@ -29,7 +29,7 @@ pub enum Change {
 
 /// Why a change was not made.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum NotChanged {
     /// The client does not answer: it has ended, or its manager is very busy.
     NoAnswer,
     /// The manager refused, and why.
@@ -42,7 +42,7 @@ pub trait Source: Send + Sync {
     fn clients(&self) -> Vec<Snapshot>;
 
     /// Makes a change. Errors: nothing was changed.
-    fn change(&self, pid: u32, change: Change) -> Result<(), Refusal>;
+    fn change(&self, pid: u32, change: Change) -> Result<(), NotChanged>;
 }
 
 /// The clients on this machine, asked over their sockets.
@@ -61,7 +61,7 @@ impl Source for Live {
         }
     }
 
-    fn change(&self, pid: u32, change: Change) -> Result<(), Refusal> {
+    fn change(&self, pid: u32, change: Change) -> Result<(), NotChanged> {
         let what = match change {
             Change::Latency(bound) => Ask::Latency { bound },
             Change::MemoryMax(limit) => Ask::MemoryMax(limit.map_or(u64::MAX, |limit| limit.0)),
@@ -74,8 +74,8 @@ impl Source for Live {
         };
         match keeper::status::ask(pid, what) {
             Some(Answered::Yes) => Ok(()),
-            Some(Answered::Refused(why)) => Err(Refusal::Refused(why)),
-            None => Err(Refusal::NoAnswer),
+            Some(Answered::Refused(why)) => Err(NotChanged::Refused(why)),
+            None => Err(NotChanged::NoAnswer),
         }
     }
 }

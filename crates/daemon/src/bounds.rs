@@ -1,5 +1,5 @@
 //! The latency bounds of all clients: one control for the device that they share, by the same
-//! `undercroft_qos::Control` as in the simulation (docs/design/0038). No I/O.
+//! `undercroft_qos::LatencyControl` as in the simulation (docs/design/0038). No I/O.
 //!
 //! ```text
 //!            begin                    end
@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use undercroft_proto::grant::{Bound, Goes, MemberLatency, PageIns, Turn};
-use undercroft_qos::{Asks, Control, Out, QueueLimits, place};
+use undercroft_qos::{Asks, LatencyControl, Out, QueueLimits, place};
 use undercroft_tier::profile::channels;
 
 use crate::config::Budget;
@@ -30,7 +30,7 @@ const LATE: Duration = Duration::from_millis(400);
 
 /// The bounds of clients, by the numbers of their connections.
 pub(crate) struct Bounds {
-    control: Control,
+    control: LatencyControl,
     /// Where each client with a bound is in the control.
     places: BTreeMap<u64, usize>,
     /// Clients have come or gone since they were placed.
@@ -52,7 +52,7 @@ impl Bounds {
         let has_buffer = tiers.len() > 1;
         let limits = QueueLimits::of_device(channels, has_buffer);
         Some(Bounds {
-            control: Control::new(limits, &[], has_buffer),
+            control: LatencyControl::new(limits, &[], has_buffer),
             places: BTreeMap::new(),
             stirred: false,
             next: Duration::ZERO,

@@ -6,8 +6,8 @@
 //! the one before; after as many good windows at the device, the next hold is short again.
 //!
 //! A client that tries the device again may find it as slow as before. Its pages go back to the
-//! buffer as soon as the window is lost, and not only at its end ([`Control::cut_short`]). A try is
-//! judged by what is read from the device, because most is still read from the buffer.
+//! buffer as soon as the window is lost, and not only at its end ([`LatencyControl::cut_short`]). A
+//! try is judged by what is read from the device, because most is still read from the buffer.
 //!
 //! The queue learns nothing while no client with a bound uses it: without their writes, reads are
 //! fast. S(t) would grow, and the next try would begin with a long queue.
@@ -114,7 +114,7 @@ impl Misses {
 
 /// The control of one device.
 #[derive(Clone, Debug)]
-pub struct Control {
+pub struct LatencyControl {
     queue: Queue,
     /// Accesses through the queue in the window in progress.
     queued: Tail,
@@ -126,14 +126,18 @@ pub struct Control {
     sets: Vec<bool>,
 }
 
-impl Control {
+impl LatencyControl {
     /// Before the first window: every client uses the device.
     ///
     /// * `bounds`: of each client; `None` for a client that has none.
     /// * `has_buffer`: there is a faster tier above the device.
-    pub fn new(limits: QueueLimits, bounds: &[Option<LatencyBound>], has_buffer: bool) -> Control {
+    pub fn new(
+        limits: QueueLimits,
+        bounds: &[Option<LatencyBound>],
+        has_buffer: bool,
+    ) -> LatencyControl {
         let member = |bound: &Option<LatencyBound>| bound.map(Member::new);
-        Control {
+        LatencyControl {
             queue: Queue::new(limits),
             queued: Tail::default(),
             has_buffer,
@@ -432,13 +436,13 @@ mod tests {
     use super::*;
 
     /// A control with one client, bound p50=100us, on a device with one channel.
-    fn control(has_buffer: bool) -> Control {
+    fn control(has_buffer: bool) -> LatencyControl {
         let bound = "p50=100us".parse().expect("a bound");
-        Control::new(QueueLimits::of_channels(1), &[Some(bound)], has_buffer)
+        LatencyControl::new(QueueLimits::of_channels(1), &[Some(bound)], has_buffer)
     }
 
     /// A window of 10 page-ins. Through the queue if pages are at the device.
-    fn window(of: &mut Control, micros: u64, queued: bool) -> Out {
+    fn window(of: &mut LatencyControl, micros: u64, queued: bool) -> Out {
         for _ in 0..10 {
             let took = Nanos(micros * 1000);
             of.monitor_mut(0).expect("a bound").add(took);
@@ -478,7 +482,7 @@ mod tests {
     fn a_try_of_the_device_ends_when_it_has_failed_and_holds_as_a_miss_does() {
         for has_buffer in [true, false] {
             let mut of = control(has_buffer);
-            let add = |of: &mut Control, micros: u64| {
+            let add = |of: &mut LatencyControl, micros: u64| {
                 let monitor = of.monitor_mut(0).expect("a bound");
                 monitor.add(Nanos(micros * 1000));
             };
@@ -514,7 +518,7 @@ mod tests {
         let mut of = control(true);
         window(&mut of, 150, true);
         assert!(!of.change_bound(0, "p50=100us".parse().expect("a bound")));
-        let state = |of: &Control| (of.out(0), of.monitor(0).map(Monitor::windows));
+        let state = |of: &LatencyControl| (of.out(0), of.monitor(0).map(Monitor::windows));
         assert_eq!(state(&of), (Out::Buffer, Some((0, 1))));
         assert!(of.change_bound(0, "p50=200us".parse().expect("a bound")));
         assert_eq!(state(&of), (Out::Regular, Some((0, 0))));
@@ -564,7 +568,7 @@ mod tests {
                 max: 8,
                 ..QueueLimits::of_channels(1)
             };
-            let mut of = Control {
+            let mut of = LatencyControl {
                 queue: Queue::new(limits),
                 ..control(has_buffer)
             };

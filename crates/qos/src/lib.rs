@@ -3,7 +3,7 @@
 //!
 //! Level 1, like the policies: sees counts and times that it is given. No clock, no I/O, no lock;
 //! the same code runs live and simulated. A caller measures page-ins, gives them to a [`Monitor`],
-//! ends its windows, and turns the knobs that [`Control`] sets.
+//! ends its windows, and turns the knobs that [`LatencyControl`] sets.
 //!
 //! - `bound.rs`: what a user asks for, `p99=200us`.
 //! - `tail.rs`: the percentile of many latencies in little memory.
@@ -35,7 +35,7 @@ pub mod tail;
 pub use admission::{Capacity, Demand, Refused, admit};
 pub use admit::{Asks, Could, Devices, admit_one, place};
 pub use bound::{BoundError, LatencyBound, Percentile};
-pub use control::{Control, Misses, Out, Unkeepable};
+pub use control::{LatencyControl, Misses, Out, Unkeepable};
 pub use curves::Curves;
 pub use load::{Load, Service};
 pub use monitor::{Judged, Monitor, Window};

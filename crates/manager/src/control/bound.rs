@@ -101,7 +101,7 @@ pub(super) struct Bounds {
 
 /// The bound, its control, and how far the counts are known.
 pub(super) struct LatencyWatch {
-    control: qos::Control,
+    control: qos::LatencyControl,
     turns: bool,
     has_buffer: bool,
     /// Of a bound that is only measured, or kept by the daemon.
@@ -120,7 +120,7 @@ impl LatencyWatch {
     /// A bound that holds from now on: page-ins before do not count.
     pub(super) fn new(bound: LatencyBound, devices: &Devices, page_ins: &PageIns) -> LatencyWatch {
         LatencyWatch {
-            control: qos::Control::new(devices.limits, &[Some(bound)], devices.has_buffer),
+            control: qos::LatencyControl::new(devices.limits, &[Some(bound)], devices.has_buffer),
             turns: devices.turns,
             has_buffer: devices.has_buffer,
             misses: Misses::default(),

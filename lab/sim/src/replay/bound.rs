@@ -12,7 +12,9 @@ use undercroft_base::Nanos;
 use undercroft_device::Time;
 use undercroft_engine::limits::EVICT_PAGES_MAX;
 use undercroft_engine::reclaim::{Goes, Turned};
-use undercroft_qos::{Control, Judged, LatencyBound, Monitor, Out, QueueLimits, Service, Window};
+use undercroft_qos::{
+    Judged, LatencyBound, LatencyControl, Monitor, Out, QueueLimits, Service, Window,
+};
 
 use crate::setup::{BoundChange, Setup, SetupError, TierModel};
 
@@ -38,7 +40,7 @@ impl WindowOutcome {
 
 /// The control of all clients, and its next window.
 pub(super) struct Bounds {
-    control: Control,
+    control: LatencyControl,
     /// Bounds that are set later, the next one last.
     changes: Vec<BoundChange>,
     /// Of each client.
@@ -148,7 +150,7 @@ impl Bounds {
         let limits = QueueLimits::of_device(channels, has_buffer);
         let window = Time(setup.latency.window.0 * 1000);
         Ok(Some(Bounds {
-            control: Control::new(limits, &bounds, has_buffer),
+            control: LatencyControl::new(limits, &bounds, has_buffer),
             changes,
             history: vec![History::default(); clients],
             turns: setup.latency.control,
@@ -168,7 +170,7 @@ impl Bounds {
             ..QueueLimits::of_channels(service.channels)
         };
         let clients = self.control.clients();
-        self.control = Control::new(limits, &vec![None; clients], buffer.is_some());
+        self.control = LatencyControl::new(limits, &vec![None; clients], buffer.is_some());
         if let Some(pages) = buffer {
             self.control.set_buffer(pages);
         }
@@ -205,7 +207,7 @@ impl Bounds {
         }
     }
 
-    /// Where admission places a client; see [`Control::place`].
+    /// Where admission places a client; see [`LatencyControl::place`].
     pub(super) fn place(&mut self, client: usize, always: bool, pages: u64) {
         self.control.place(client, always, pages);
     }
