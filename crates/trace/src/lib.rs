@@ -6,7 +6,6 @@
 
 pub mod error;
 pub mod format;
-#[cfg(any(test, fuzzing))]
 pub mod fuzz;
 pub mod reader;
 pub mod reference;
