@@ -38,11 +38,11 @@ const _: () = assert!(TICK_BUSY.as_nanos() < TICK_MAX.as_nanos());
 /// Longest rest after a check that took long.
 const REST_MAX: Duration = Duration::from_millis(250);
 
-/// Time for a look at the frames of fork relatives: a twentieth of the longest time between two
+/// Time for a look at the frames of fork relatives: a quarter of the longest time between two
 /// checks. A run may have thousands, of some ms each, and new processes wait meanwhile.
-const FRAMES_MAX: Duration = Duration::from_millis(5);
+const FRAMES_MAX: Duration = Duration::from_millis(25);
 
-const _: () = assert!(FRAMES_MAX.as_nanos() * 20 <= TICK_MAX.as_nanos());
+const _: () = assert!(FRAMES_MAX.as_nanos() * 4 <= TICK_MAX.as_nanos());
 
 /// The result of the first part of a check, which reads no mapping.
 struct Pressure {
