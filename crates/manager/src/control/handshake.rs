@@ -40,6 +40,7 @@ use crate::space::discover;
 use crate::space::give_way::give_way;
 use crate::space::identity::Identity;
 use crate::space::process::Process;
+use crate::space::still;
 use crate::sync::lock;
 
 /// Ranges that are being given up, and the most at once.
@@ -420,6 +421,7 @@ impl Control {
         identity.note(&process.row);
         let _ = process.identity.set(identity);
         let _ = process.agent.set(agent);
+        still::agent_has_come(&self.shared, process);
         process.row.set(Flag::Announced);
         (process.row).commit(
             process.space,

@@ -16,6 +16,7 @@ use undercroft_model::memory::{Memory, Mm, MoveRefusal, NotInstalled, Touch};
 use undercroft_sys::mapping::SharedMemory;
 use undercroft_sys::memory::ProcessMemory;
 use undercroft_sys::uffd::{MessageBuf, Messages, RegisterMode, Uffd, UffdError};
+use undercroft_wire::command::{CommandWords, Word};
 
 use super::agent::Agent;
 use super::command::Commands;
@@ -232,6 +233,7 @@ pub(crate) fn agent(shared: &Shared, process: &Process) -> Agent {
     let heirs = shared.books.legacy.heirs();
     let row = process.row.clone();
     let commands = Commands::new(page);
+    commands.store(Word::Agent, 1, Ordering::Relaxed); // it runs
     Agent::again(
         commands,
         Uffd::from(uffd),

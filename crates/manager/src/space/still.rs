@@ -40,10 +40,20 @@ pub(crate) fn refused(shared: &Shared, process: &Process, pages: impl Iterator<I
 
 /// No page of the process can leave until it has an agent. O(1) if all of it is set aside.
 pub(crate) fn no_way_out(shared: &Shared, process: &Process) {
-    process.backlog.all_still.store(true, Ordering::SeqCst);
     let all = process.all_pages;
     for new in all.minus(&parts(shared, process, all)) {
         set_aside(shared, process, new, true);
+    }
+    process.backlog.all_still.store(true, Ordering::SeqCst);
+    if process.has_agent() {
+        agent_has_come(shared, process); // meanwhile
+    }
+}
+
+/// The process has an agent: its pages may move, if they were set aside without one.
+pub(crate) fn agent_has_come(shared: &Shared, process: &Process) {
+    if process.backlog.all_still.swap(false, Ordering::SeqCst) {
+        set_aside(shared, process, process.all_pages, false);
     }
 }
 
@@ -61,8 +71,7 @@ pub(crate) fn look(shared: &Shared, process: &Process, range: VirtRange) {
 pub(crate) fn look_around(shared: &Shared, process: &Process) {
     if process.backlog.all_still.load(Ordering::SeqCst) {
         if process.has_agent() {
-            process.backlog.all_still.store(false, Ordering::SeqCst);
-            set_aside(shared, process, process.all_pages, false);
+            agent_has_come(shared, process);
         }
         return;
     }
@@ -137,7 +146,7 @@ mod tests {
 
     use super::*;
     use crate::fault::model_tests::{options, shared, this_process};
-    use crate::space::model::ModelMemory;
+    use crate::space::model::{ModelMemory, agent};
 
     /// Its mappings are writable, so a look at these alone would let its pages move.
     #[test]
@@ -161,9 +170,11 @@ mod tests {
         look_around(&shared, &process);
         look(&shared, &process, range);
         assert_eq!(still(), 64);
-        // As after an agent has come.
-        process.backlog.all_still.store(false, Ordering::SeqCst);
-        set_aside(&shared, &process, process.all_pages, false);
+        assert!(process.agent.set(agent(&shared, &process)).is_ok());
+        agent_has_come(&shared, &process);
+        assert_eq!(still(), 0);
+        // An evictor found none, and one came before it could set the memory aside.
+        no_way_out(&shared, &process);
         assert_eq!(still(), 0);
     }
 }
