@@ -3,7 +3,7 @@
 
 use super::bars::axis_number;
 use super::{Canvas, Drawn, WIDTH};
-use crate::results::{Better, Results, Row};
+use crate::results::{Better, Comparison, Results};
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
@@ -26,7 +26,7 @@ struct Axis {
 }
 
 impl Axis {
-    fn over(rows: &[&Row]) -> Axis {
+    fn over(rows: &[&Comparison]) -> Axis {
         let marks = rows.iter().flat_map(|row| {
             let target = row.target;
             [
@@ -65,7 +65,7 @@ fn placed(root: &Canvas<'_>, size: i32, across: HPos, down: VPos) -> TextStyle<'
 }
 
 /// Draws `rows` (all with a target). Errors: those of the back end.
-pub(crate) fn draw(rows: &[&Row], results: &Results, root: &Canvas<'_>) -> Drawn<()> {
+pub(crate) fn draw(rows: &[&Comparison], results: &Results, root: &Canvas<'_>) -> Drawn<()> {
     root.fill(&WHITE)?;
     let title = format!(
         "{}: ratio to the baseline of the same run",
@@ -104,7 +104,7 @@ fn draw_grid(axis: &Axis, bottom: i32, root: &Canvas<'_>) -> Drawn<()> {
 }
 
 /// Left of the axis: what is compared, and its ratio.
-fn draw_label(row: &Row, y: i32, root: &Canvas<'_>) -> Drawn<()> {
+fn draw_label(row: &Comparison, y: i32, root: &Canvas<'_>) -> Drawn<()> {
     let name = format!(
         "{}, {}: {} / {}",
         row.case, row.metric, row.subject, row.baseline
@@ -122,7 +122,7 @@ fn draw_label(row: &Row, y: i32, root: &Canvas<'_>) -> Drawn<()> {
 }
 
 /// On the axis: the ratio, its range and its targets.
-fn draw_marks(row: &Row, axis: &Axis, y: i32, root: &Canvas<'_>) -> Drawn<()> {
+fn draw_marks(row: &Comparison, axis: &Axis, y: i32, root: &Canvas<'_>) -> Drawn<()> {
     let paint = match row.must_reached {
         Some(false) => BAD,
         _ => GOOD,

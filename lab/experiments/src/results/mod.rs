@@ -54,7 +54,7 @@ pub struct Results {
     /// An entry for each round, rig and case.
     pub samples: Vec<Sample>,
     /// Comparisons. Each ratio can be recomputed from its values.
-    pub rows: Vec<Row>,
+    pub rows: Vec<Comparison>,
     /// Notes: what was skipped or exceeded, and what limits the meaning of the numbers.
     pub notes: Vec<String>,
     /// Runs that failed or read wrong bytes. If there is one, `lab run` fails.
@@ -111,7 +111,7 @@ impl Target {
 /// A comparison: `ratio` = median of `subject_values` / median of `baseline_values`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the names say it")]
-pub struct Row {
+pub struct Comparison {
     pub case: String,
     pub metric: String,
     pub subject: String,
@@ -140,7 +140,7 @@ pub fn median(values: &[f64]) -> f64 {
     }
 }
 
-impl Row {
+impl Comparison {
     /// Whether the stored medians, ratio and verdicts follow from the raw values.
     pub fn recomputes(&self) -> bool {
         let close = |a: f64, b: f64| (a - b).abs() <= 1e-9 * a.abs().max(b.abs()).max(1e-300);
@@ -251,7 +251,7 @@ impl Results {
             ));
             return;
         }
-        self.rows.push(Row {
+        self.rows.push(Comparison {
             case: case.to_owned(),
             metric: metric.to_owned(),
             subject: subject.to_owned(),
@@ -376,7 +376,7 @@ mod tests {
             (Some(true), Some(false))
         );
         assert_eq!(results.rows[1].must_reached, Some(true));
-        assert!(results.rows.iter().all(Row::recomputes));
+        assert!(results.rows.iter().all(Comparison::recomputes));
         results.rows[0].ratio = 0.1;
         assert!(!results.rows[0].recomputes());
     }

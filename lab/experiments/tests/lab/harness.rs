@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Mutex;
 
 use undercroft_experiments::RunOptions;
-use undercroft_experiments::results::{Results, Row};
+use undercroft_experiments::results::{Comparison, Results};
 use undercroft_experiments::rig::{groups_of, swap};
 
 /// These tests check the machine's swap, so they run one after another.
@@ -68,7 +68,7 @@ fn assert_machine_is_clean(out: &Path) {
 fn assert_results(out: &Path) -> Results {
     let results = Results::read(&out.join("results.json")).expect("results.json parses");
     assert!(
-        results.rows.iter().all(Row::recomputes),
+        results.rows.iter().all(Comparison::recomputes),
         "a ratio does not follow from its values"
     );
     let text = fs::read_to_string(out.join("results.md")).expect("results.md");

@@ -35,14 +35,14 @@ pub(super) struct Demands {
 
 /// A prediction, and what bounds it.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Bound {
+pub(super) struct Ceiling {
     pub(super) ops_per_second: f64,
     pub(super) by: String,
 }
 
 /// Throughput of `threads` threads on a machine with `cpus` CPUs.
-pub(super) fn bound(demands: &Demands, threads: usize, cpus: usize) -> Bound {
-    let rate = |servers: usize, demand_ns: f64, by: String| Bound {
+pub(super) fn bound(demands: &Demands, threads: usize, cpus: usize) -> Ceiling {
+    let rate = |servers: usize, demand_ns: f64, by: String| Ceiling {
         ops_per_second: servers as f64 * 1e9 / demand_ns,
         by,
     };

@@ -6,7 +6,7 @@ mod simulated;
 mod wrap;
 
 use super::numbers::{human, mib};
-use super::{Results, Row, median};
+use super::{Comparison, Results, median};
 use crate::rig::{Calibration, Facts};
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -72,7 +72,7 @@ fn write_head(text: &mut String, results: &Results) -> std::fmt::Result {
     )
 }
 
-fn write_comparisons(text: &mut String, rows: &[Row]) -> std::fmt::Result {
+fn write_comparisons(text: &mut String, rows: &[Comparison]) -> std::fmt::Result {
     writeln!(
         text,
         "## Comparisons\n\nRatio of the medians over the rounds; the range is of single rounds.\n"
@@ -139,7 +139,7 @@ fn bound(value: Option<f64>) -> String {
     value.map_or("-".to_owned(), |value| format!("{value}"))
 }
 
-fn write_row(text: &mut String, row: &Row) -> std::fmt::Result {
+fn write_row(text: &mut String, row: &Comparison) -> std::fmt::Result {
     let reached = reached(row.must_reached, row.aim_reached);
     writeln!(
         text,
