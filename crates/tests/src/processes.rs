@@ -51,15 +51,15 @@ fn read(pid: i32) -> Option<Process> {
     })
 }
 
+/// The process ids of the machine.
+fn pids() -> impl Iterator<Item = i32> {
+    let folder = fs::read_dir("/proc").into_iter().flatten();
+    folder.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+}
+
 /// Every process of the machine. Cost: three file reads a process.
 pub fn processes() -> Vec<Process> {
-    let Ok(folder) = fs::read_dir("/proc") else {
-        return Vec::new();
-    };
-    folder
-        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
-        .filter_map(read)
-        .collect()
+    pids().filter_map(read).collect()
 }
 
 /// The processes in `all` that are `root` or descend from it.
@@ -84,9 +84,7 @@ pub fn descendants(all: &[Process], root: i32) -> Vec<Process> {
 
 /// Processes whose environment holds `text`. Finds those that left their parent's tree, too.
 pub(crate) fn with_environment(text: &str) -> Vec<i32> {
-    processes()
-        .into_iter()
-        .map(|process| process.pid)
+    pids()
         .filter(|pid| {
             fs::read(format!("/proc/{pid}/environ"))
                 .is_ok_and(|bytes| bytes.split(|&b| b == 0).any(|line| line == text.as_bytes()))
