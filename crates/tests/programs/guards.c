@@ -1,6 +1,6 @@
-// guards [raw]: guard pages (MADV_GUARD_INSTALL) beside ascending and descending writes, under
-// pressure. raw: by system call, without the C library. Status 1: a guard was lost. Status 77: the
-// kernel has no guard pages.
+// guards raw|library ROUNDS: guard pages (MADV_GUARD_INSTALL) beside ascending and descending
+// writes, under pressure. raw: by system call, without the C library. Status 1: a guard was lost.
+// Status 77: the kernel has no guard pages.
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <setjmp.h>
@@ -48,14 +48,17 @@ static void *deep(void *stack)
 
 int main(int count, char **arguments)
 {
-	raw = count > 1 && !strcmp(arguments[1], "raw");
+	if (count != 3)
+		return 2;
+	raw = !strcmp(arguments[1], "raw");
+	int rounds = atoi(arguments[2]);
 	char *own = malloc(64 << 10);
 	sigaltstack(&(stack_t){ .ss_sp = own, .ss_size = 64 << 10 }, NULL);
 	struct sigaction action = { .sa_handler = on_fault, .sa_flags = SA_NODEFER | SA_ONSTACK };
 	sigaction(SIGSEGV, &action, NULL);
 	long bytes = 60 << 20;
 	char *held = malloc(bytes);
-	for (int round = 0; round < 60; round++) {
+	for (int round = 0; round < rounds; round++) {
 		memset(held, round, bytes);
 		char *area = mmap(NULL, PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 		if (guard(area + FIRST * PAGE, GUARDS * PAGE))

@@ -9,6 +9,7 @@
 //! * `UNDERCROFT_TEST_PLAIN=1`: runs every command without Undercroft, to validate the tests
 //!   themselves. A failure is then the fault of the test or of the machine. Tests that need
 //!   Undercroft are skipped.
+//! * `UNDERCROFT_TEST_ALL=1`: rounds and sizes of the second ring ([`rounds`]).
 //! * `UNDERCROFT_TEST_FULL_SIZE=1`: tests of scale at their full size.
 //! * `UNDERCROFT_TEST_OPS`, `UNDERCROFT_TEST_SEEDS`, `UNDERCROFT_TEST_KILLS`: larger runs of the
 //!   random tests.
@@ -111,6 +112,13 @@ pub fn setting(name: &str, default: u64) -> u64 {
             .parse()
             .unwrap_or_else(|_| panic!("{name}=`{text}` is not a number")),
     }
+}
+
+/// Rounds or a size of a test: what a change runs, or what `cargo xtask test --all` runs, which sets
+/// `UNDERCROFT_TEST_ALL=1`. A change's must still fail without what the test guards.
+pub fn rounds<T>(change: T, all: T) -> T {
+    let is_all = std::env::var("UNDERCROFT_TEST_ALL").is_ok_and(|value| value == "1");
+    if is_all { all } else { change }
 }
 
 /// Whether tests of scale run at their full size (`UNDERCROFT_TEST_FULL_SIZE=1`).

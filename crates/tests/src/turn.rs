@@ -3,7 +3,7 @@
 //!
 //! Those that run beside others go first, so that a test that is to run alone need not wait for the
 //! end of one while half of the machine is idle. That works if the harness has more threads than
-//! three: `cargo xtask test` gives it some.
+//! there are tests that run alone: `cargo xtask test` gives it as many.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;

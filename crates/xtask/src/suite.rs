@@ -34,8 +34,9 @@ const COMPUTE: [&str; 12] = [
 
 /// Tests of running programs, which wait for their turns (`crates/tests/src/turn.rs`).
 const LIVE: &str = "crates/tests/tests/live/";
-/// As many of them wait or run at once.
-const LIVE_THREADS: &str = "--test-threads=16";
+/// As many of them wait or run at once: more than there are that run alone. These wait until the
+/// others have had their turns, and would leave no thread to them.
+const LIVE_THREADS: &str = "--test-threads=96";
 
 /// Parts that the summary names: those that took longest.
 const NAMED: usize = 12;
@@ -45,6 +46,8 @@ struct Part {
     name: String,
     program: PathBuf,
     arguments: Vec<String>,
+    /// Set beside what is there.
+    environment: Vec<(&'static str, &'static str)>,
     folder: PathBuf,
 }
 
@@ -87,9 +90,12 @@ pub(crate) fn run(lints: bool, all: bool) -> Result<String, String> {
     let computes = |part: &Part| COMPUTE.iter().any(|place| part.name.starts_with(place));
     let (mut quiet, mut programs): (Vec<Part>, Vec<Part>) =
         tests()?.into_iter().partition(computes);
-    if !all {
-        let live = programs.iter_mut().find(|part| part.name.starts_with(LIVE));
-        live.ok_or("cargo names no live tests")?.leave_for_later()?;
+    let live = programs.iter_mut().find(|part| part.name.starts_with(LIVE));
+    let live = live.ok_or("cargo names no live tests")?;
+    if all {
+        live.environment.push((ring::ALL, "1"));
+    } else {
+        live.leave_for_later()?;
     }
     if lints {
         let words = "clippy --workspace --all-targets --locked --features undercroft-cli/redis -- -D warnings";
@@ -187,6 +193,7 @@ fn part_of(message: &Value, program: PathBuf) -> Option<Part> {
         },
         name,
         program,
+        environment: Vec::new(),
         folder,
     })
 }
@@ -196,6 +203,7 @@ fn cargo(name: &str, arguments: &[&str]) -> Part {
         name: name.to_owned(),
         program: std::env::var_os("CARGO").map_or("cargo".into(), PathBuf::from),
         arguments: arguments.iter().map(|word| (*word).to_owned()).collect(),
+        environment: Vec::new(),
         folder: root(),
     }
 }
@@ -246,6 +254,7 @@ impl Part {
 
     fn prepare(&self, mut command: Command) -> Command {
         command.current_dir(&self.folder).stdin(Stdio::null());
+        command.envs(self.environment.iter().copied());
         // Build scripts that look at what cargo says of this package would run again, and all that
         // depends on them would be compiled again.
         let of_package = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_", "OUT_DIR"];
@@ -367,6 +376,7 @@ mod tests {
             name: script.to_owned(),
             program: "/bin/sh".into(),
             arguments: vec!["-c".to_owned(), script.to_owned()],
+            environment: Vec::new(),
             folder: root(),
         }
     }

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use undercroft_tests::{
-    AGENT, Job, MIB, Running, beside_others, build, find, plain_only, processes, say, skip, turn,
+    AGENT, Job, MIB, Running, beside_others, build, find, plain_only, processes, rounds, say, skip,
+    turn,
 };
 
 use crate::takeover::manager_of;
@@ -115,7 +116,7 @@ for _ in range(200): os.wait()
 print('ready', flush=True)
 time.sleep(60)
 ";
-    let job = Job::new("/usr/bin/python3").args(["-c", script, "300"]);
+    let job = Job::new("/usr/bin/python3").args(["-c", script, rounds("100", "300")]);
     let mut run = job.env("AGAIN", script).limit(200 * MIB).start();
     let output = run.scratch().join("output");
     run.until("program that is ready", 100, |_| {
@@ -148,7 +149,7 @@ time.sleep(60)
 fn a_program_goes_on_when_its_agent_and_its_manager_are_killed() {
     turn!(beside_others, "a plain run has no agent");
     let scratch = tempfile::tempdir().expect("a scratch folder");
-    for round in 0..3 {
+    for round in 0..rounds(1, 3) {
         let evidence = |at: u64| scratch.path().join(format!("evidence-{round}-{at}"));
         let runs = [0, 1, 2, 3].map(|at: u64| {
             let job = Job::new(build("holdcheck"))
@@ -257,7 +258,7 @@ fn a_program_goes_on_when_its_agent_is_killed() {
     }
     let _turn = beside_others();
     for after in [3u64, 40, 90, 150, 200] {
-        let job = Job::new(build("touch")).args(["48", "--rounds", "60"]);
+        let job = Job::new(build("touch")).args(["48", "--rounds", rounds("20", "60")]);
         let mut run = job.limit(LIMIT).start();
         let agent = run.until("agent", 20, |run| agents(run).first().copied());
         run.until("eviction", 20, |run| {

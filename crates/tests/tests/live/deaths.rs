@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use undercroft_tests::{
     AGENT, Job, MIB, Process, Running, anonymous_kib, beside_others, build, build_musl, mix,
-    plain_only, say, setting, skip, turn,
+    plain_only, rounds, say, setting, skip, turn,
 };
 
 const FOOTPRINT_MIB: u64 = 24;
@@ -150,7 +150,7 @@ fn kinds() -> Vec<&'static str> {
 fn deaths(name: &str, victims: &[Role]) {
     turn!(beside_others, "a plain run has no process to kill");
     let kinds = kinds();
-    let count = setting("UNDERCROFT_TEST_DEATHS", 2 * KINDS.len() as u64);
+    let count = setting("UNDERCROFT_TEST_DEATHS", rounds(1, 2) * KINDS.len() as u64);
     let first = setting("UNDERCROFT_TEST_DEATHS_FROM", 0);
     let (begin, mut slowest) = (Instant::now(), Duration::ZERO);
     for seed in first..first + count {
@@ -191,9 +191,6 @@ fn keeper_and_holder_killed_end_everything_and_show_no_wrong_byte() {
 fn holder_killed_ends_the_program() {
     deaths("holder killed", &[Role::Holder]);
 }
-
-/// Rounds of `programs/sharers.c`.
-const SHARED: u64 = 12;
 
 /// Pages that may be lost with a process: those of a batch, and of a group that was set aside.
 const LOST_MAX: u64 = 2 * 64;
@@ -254,8 +251,9 @@ impl Watch {
 /// reads its bytes, or SIGBUS for the pages that were lost with the process. It never reads zeros.
 fn shares_memory_of_a_process_that(goes: &str) {
     let _turn = beside_others();
+    let ends = rounds(4, 12);
     let mut job = Job::new(build("sharers"))
-        .args([goes, &FOOTPRINT_MIB.to_string(), &SHARED.to_string()])
+        .args([goes, &FOOTPRINT_MIB.to_string(), &ends.to_string()])
         .timeout(180);
     if !plain_only() {
         // The report is written when the last agent has ended.
@@ -278,17 +276,17 @@ fn shares_memory_of_a_process_that(goes: &str) {
     }
     let [verified, errors] = outcome.numbers().map(|number| number as u64);
     say(&format!(
-        "sharers, {goes}: {verified} pages verified after {SHARED} ends, {errors} times SIGBUS, \
+        "sharers, {goes}: {verified} pages verified after {ends} ends, {errors} times SIGBUS, \
          0 zero or wrong bytes"
     ));
     // Every page is verified twice after each end.
-    assert_eq!(verified, SHARED * 2 * FOOTPRINT_MIB * 256, "{outcome}");
+    assert_eq!(verified, ends * 2 * FOOTPRINT_MIB * 256, "{outcome}");
     if plain_only() {
         assert_eq!(errors, 0, "{outcome}");
         return;
     }
-    assert!(errors <= SHARED * 2 * LOST_MAX, "{outcome}");
-    outcome.expect_swapped(5000.0);
+    assert!(errors <= ends * 2 * LOST_MAX, "{outcome}");
+    outcome.expect_swapped(400.0 * ends as f64);
 }
 
 #[test]
@@ -313,7 +311,7 @@ fn a_process_that_shares_memory_keeps_its_agent_after_the_other_has_ended() {
 fn keeper_manager_and_holder_killed_leave_an_announced_process_waiting() {
     let name = "keeper, manager and holder killed";
     turn!(beside_others, "a plain run has no process to kill");
-    let count = setting("UNDERCROFT_TEST_DEATHS", 6);
+    let count = setting("UNDERCROFT_TEST_DEATHS", rounds(3, 6));
     let mut waiting = 0;
     for seed in 0..count {
         let mut victims = vec![Role::Manager, Role::Holder, Role::Keeper];

@@ -70,7 +70,7 @@ const SERVERS: [&str; 2] = ["-- redis-server", "undercroft serve"];
 
 /// Stand-ins for names in the documents. `@` is the folder in which the commands run,
 /// `PID` the process id of a run.
-const STAND_INS: [(&str, &str); 9] = [
+const STAND_INS: [(&str, &str); 11] = [
     ("file:/var/swap", "file:@/swap"),
     // Two files here are on one device, which such a run refuses.
     ("file:/ssd,size=9G", "file:@/ssd,size=9G,shape=sata-ssd"),
@@ -81,6 +81,9 @@ const STAND_INS: [(&str, &str); 9] = [
     ("curl ", "curl --silent --show-error --fail "),
     ("4711", "PID"),
     ("--out DIR", "--out @/out"),
+    // As much as a reader wants to see takes long.
+    ("refs=2000000", "refs=100000"),
+    ("refs=1e6", "refs=1e5"),
     ("--port 7001", "--port 0 --unixsocket @/redis.sock"),
 ];
 
@@ -165,7 +168,7 @@ impl Place {
         link(undercroft(), "undercroft");
         link(undercroft_lab(), "undercroft-lab");
         link(Path::new("/bin/true"), "CMD");
-        let job = "import time\nall = [bytes([n % 256]) * 4096 for n in range(24000)]\nend = time.time() + 4\n\
+        let job = "import time\nall = [bytes([n % 256]) * 4096 for n in range(24000)]\nend = time.time() + 3\n\
                    while time.time() < end:\n    assert all[int(time.time() * 1000) % 24000][7] < 256\n";
         fs::write(at("job.py"), job).expect("a program");
         fs::write(at("big.c"), "int main(void) { return 0; }\n").expect("a source");

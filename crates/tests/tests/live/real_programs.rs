@@ -3,7 +3,9 @@
 
 use std::fmt::Write;
 
-use undercroft_tests::{Job, MIB, Outcome, beside_others, find, mix, plain_only, say, skip};
+use undercroft_tests::{
+    Job, MIB, Outcome, beside_others, find, mix, plain_only, rounds, say, skip,
+};
 
 /// How a program is squeezed.
 struct Squeeze {
@@ -132,7 +134,7 @@ fn sqlite_in_memory_is_identical() {
     let script = "
 PRAGMA temp_store = MEMORY;
 CREATE TABLE item(id INTEGER PRIMARY KEY, kind INTEGER, name TEXT, body BLOB);
-WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 120000)
+WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 60000)
 INSERT INTO item SELECT i, i * 7919 % 1009, 'name ' || (i * 104729 % 1000003), hex(i * 2654435761)
   || printf('%.*c', 200 + i % 300, 'x') FROM n;
 CREATE INDEX by_name ON item(name);
@@ -175,7 +177,7 @@ fn gcc_makes_the_same_object_file() {
         return skip("no gcc; on Debian: apt-get install gcc");
     };
     let folder = tempfile::tempdir().expect("a scratch folder");
-    std::fs::write(folder.path().join("large.c"), large_source(450)).expect("a source file");
+    std::fs::write(folder.path().join("large.c"), large_source(250)).expect("a source file");
     let object = folder.path().join("large.o");
     let job = Job::new(gcc)
         .args(["-O1", "-c", "large.c", "-o", "large.o"])
@@ -246,8 +248,10 @@ fn stress_ng_finds_no_wrong_bit() {
     };
     let _turn = beside_others();
     let scratch = tempfile::tempdir().expect("a scratch folder");
+    let every = rounds(2, 1);
     let mut swapped = 0.0;
-    for (number, (method, ops)) in METHODS.iter().enumerate() {
+    let methods = METHODS.iter().enumerate().skip(every - 1).step_by(every);
+    for (number, (method, ops)) in methods {
         let tier = match number % 4 {
             3 => format!("file:{},size=256M", scratch.path().join(method).display()),
             _ => "ram".to_owned(),
@@ -269,10 +273,10 @@ fn stress_ng_finds_no_wrong_bit() {
     }
     say(&format!(
         "stress-ng: {} methods verified, {swapped} pages swapped out",
-        METHODS.len()
+        METHODS.len() / every
     ));
     assert!(
-        plain_only() || swapped > 20_000.0,
+        plain_only() || swapped > rounds(8_000.0, 20_000.0),
         "only {swapped} pages went out"
     );
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use undercroft_tests::{
     Job, MIB, Outcome, Running, beside_others, build, descendants, is_full_size, one_at_a_time,
-    plain_only, processes, say, turn,
+    plain_only, processes, rounds, say, turn,
 };
 
 /// Longest hold of the engine that a test allows, of the holder's CPU time: other programs may have
@@ -90,7 +90,7 @@ fn hog_and(words: &str) -> Job {
 #[test]
 fn descriptors_do_not_grow_with_the_number_of_forks() {
     turn!(beside_others, "only plain");
-    let count = sized(12_000);
+    let count = sized(rounds(6_000, 12_000));
     let words = format!("execs {count}");
     let (outcome, seen) = processes_beside_a_hog(&words, hog_and(&words));
     // A sample may fall between the end of some processes and the moment when the manager notices.
@@ -146,9 +146,9 @@ fn waits_for_an_event(pid: i32) -> bool {
 fn forks_wait_for_a_descriptor_and_no_byte_is_lost() {
     let name = "forks_wait_for_a_descriptor_and_no_byte_is_lost";
     turn!(beside_others, "a plain run has no manager");
-    let rounds = 5;
+    let (rounds, rounds_of_forks) = rounds((2, "24"), (5, "60"));
     let mut run = Job::new(build("forks"))
-        .args(["8", "60", "3"])
+        .args(["8", rounds_of_forks, "3"])
         .limit(16 * MIB)
         .timeout(300)
         .start();
@@ -192,7 +192,7 @@ fn forks_wait_for_a_descriptor_and_no_byte_is_lost() {
 #[test]
 fn large_ranges_change_and_every_byte_is_right() {
     let _turn = beside_others();
-    let rounds = sized(4_000);
+    let rounds = sized(rounds(2_000, 4_000));
     let outcome = Job::new(build("ranges"))
         .args(["2", "256", &rounds, "1"])
         .limit(48 * MIB)
@@ -222,7 +222,11 @@ fn a_wide_and_sparse_mapping_costs_what_is_used() {
 fn many_threads_in_half_their_memory_have_every_byte() {
     let _turn = beside_others();
     let count = 1_000;
-    let seconds = if is_full_size() { "20" } else { "6" };
+    let seconds = if is_full_size() {
+        "20"
+    } else {
+        rounds("3", "6")
+    };
     let outcome = Job::new(build("scale"))
         .args(["threads", &count.to_string(), seconds])
         .limit(count * 64 * 4096 / 2)

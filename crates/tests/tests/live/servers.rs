@@ -9,7 +9,7 @@ use undercroft_tests::{
 };
 
 const PATIENCE: Duration = Duration::from_secs(20);
-const KEYS: u64 = 32_000;
+const KEYS: u64 = 16_000;
 const PIPELINE: u64 = 200;
 
 fn value_length(key: u64) -> usize {
@@ -194,7 +194,7 @@ fn redis_keeps_every_value_and_snapshots_exactly() {
     let _turn = beside_others();
     let footprint = redis_session(&redis, None);
     assert!(
-        footprint > 40 * MIB,
+        footprint > 20 * MIB,
         "only {footprint} bytes of anonymous memory"
     );
     redis_session(&redis, Some((footprint * 35 / 100, "ram")));
@@ -254,7 +254,7 @@ fn memcached_session(memcached: &std::path::Path, limit: Option<u64>) -> u64 {
             KEYS / 2,
             outcome.wall
         ));
-        outcome.expect_swapping(2000.0);
+        outcome.expect_swapping(1000.0);
     }
     footprint
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use undercroft_tests::{Job, MIB, Running, build, find, say, skip, turn};
+use undercroft_tests::{Job, MIB, Running, build, find, rounds, say, skip, turn};
 
 use crate::daemon::Daemon;
 
@@ -288,7 +288,7 @@ fn a_file_has_at_most_twice_what_it_holds_and_64_mib_more() {
     let folder = tempfile::tempdir_in("/var/tmp").expect("a scratch folder");
     let folder = folder.path();
     let mut run = Job::new(build("scatter"))
-        .args(["150", "15", &folder.display().to_string()])
+        .args(["150", rounds("8", "15"), &folder.display().to_string()])
         .limit(LIMIT)
         .tier(&format!("file:{}", folder.display()))
         .start();
@@ -321,13 +321,13 @@ fn a_file_has_at_most_twice_what_it_holds_and_64_mib_more() {
     assert_eq!(outcome.text().trim(), "right");
 }
 
-/// 120 MiB of texts, of which 200 at random are changed every 10 ms, for 20 s. Some seconds later
+/// 120 MiB of texts, of which 200 at random are changed every 10 ms, for some time. Seconds later
 /// each is compared with what it was changed to.
 const TEXTS: &str = r#"
 import random, sys, time
 texts = [bytearray(random.randbytes(4096)) for _ in range(120 * 256)]
 sums = [text[0] for text in texts]
-until = time.time() + 20
+until = time.time() + int(sys.argv[1])
 while time.time() < until:
     for _ in range(200):
         at = random.randrange(len(texts))
@@ -349,7 +349,7 @@ fn the_default_file_keeps_its_bound_in_use_and_afterwards() {
     let folder = tempfile::tempdir_in("/var/tmp").expect("a scratch folder");
     let folder = folder.path();
     let mut run = Job::new(python)
-        .args(["-c", TEXTS])
+        .args(["-c", TEXTS, rounds("12", "20")])
         .limit(60 * MIB)
         .env("TMPDIR", folder)
         .start();

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use undercroft_tests::{
     Client, Job, MIB, Memcached, Outcome, Process, Reply, Running, beside_others, build, find,
-    free_port, mix, plain_only, processes, programs_folder, say, setting, skip, turn, undercroft,
-    value_of,
+    free_port, mix, plain_only, processes, programs_folder, rounds, say, setting, skip, turn,
+    undercroft, value_of,
 };
 
 /// More takeovers than the default allows.
@@ -44,11 +44,14 @@ fn is_holder(process: &Process) -> bool {
 
 /// The manager that the keeper has now.
 pub(crate) fn manager_of(keeper: i32) -> Option<i32> {
+    manager_among(&processes(), keeper)
+}
+
+fn manager_among(all: &[Process], keeper: i32) -> Option<i32> {
     let is = |process: &&Process| {
         let named = process.command.contains("undercroft: manager of");
         process.parent == keeper && named && process.state != 'Z' && !is_holder(process)
     };
-    let all = processes();
     all.iter().find(is).map(|process| process.pid)
 }
 
@@ -56,7 +59,7 @@ pub(crate) fn manager_of(keeper: i32) -> Option<i32> {
 pub(crate) fn successor(keeper: i32, dead: i32) -> Option<i32> {
     let all = processes();
     let held = (all.iter()).any(|process| process.parent == keeper && is_holder(process));
-    manager_of(keeper).filter(|manager| *manager != dead && !held)
+    manager_among(&all, keeper).filter(|manager| *manager != dead && !held)
 }
 
 /// Kills the manager of one run.
@@ -111,7 +114,8 @@ impl Killer<'_> {
                     "no manager takes over: {}",
                     said()
                 );
-                std::thread::sleep(Duration::from_millis(1));
+                // A look at all processes takes as long. There may be eight who look.
+                std::thread::sleep(Duration::from_millis(5));
             }
         }
     }
@@ -231,7 +235,7 @@ fn start_ready(job: &Job) -> Running {
 fn programs_are_right_while_the_managers_of_all_are_killed() {
     let name = "programs_are_right_while_the_managers_of_all_are_killed";
     turn!(beside_others, "a plain run has no manager");
-    let most = kills(5).max(60);
+    let most = kills(5).max(rounds(20, 60));
     let seconds = (8 + most / 5).to_string();
     let scratch = tempfile::tempdir().expect("a scratch folder");
     let at = |what: &str, number: u64| scratch.path().join(format!("{what}-{number}"));

@@ -1,8 +1,8 @@
 //! Tiers by their kind, under real programs that check every word they read.
 
 use undercroft_tests::{
-    Job, MIB, Outcome, Running, beside_others, build, has_access_bits, plain_only, skip, turn,
-    undercroft,
+    Job, MIB, Outcome, Running, beside_others, build, has_access_bits, plain_only, rounds, skip,
+    turn, undercroft,
 };
 
 /// Goes round 96 MiB of words that are checked, in 24 MiB of memory.
@@ -320,7 +320,7 @@ fn a_tier_is_drained_under_a_program_that_uses_it() {
     let at = |name: &str| folder.path().join(name).display().to_string();
     let drain = |pid: i32, tier: &str| change_tiers(pid, "drain", tier);
     let mut run = Job::new(build("touch"))
-        .args(["96", "--rounds", "24", "--fork", "2"])
+        .args(["96", "--rounds", rounds("12", "24"), "--fork", "2"])
         .limit(24 * MIB)
         .tier("ram,max=4M")
         .tier(&format!("file:{},size=1G", at("old")))

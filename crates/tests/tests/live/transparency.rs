@@ -1,13 +1,15 @@
 //! A program's work on its address space and its CPUs gives the same results as in a plain run.
 
-use undercroft_tests::{Job, MIB, beside_others, build, find, is_full_size, plain_only, say, skip};
+use undercroft_tests::{
+    Job, MIB, beside_others, build, find, is_full_size, plain_only, rounds, say, skip,
+};
 
 /// A slot that one mmap made is one mapping, and mremap moves it: registration never splits it.
 #[test]
 fn slots_stay_in_one_mapping() {
     let _turn = beside_others();
     for threads in ["1", "2", "4"] {
-        let job = Job::new(build("slots")).args([threads, "60", "2500"]);
+        let job = Job::new(build("slots")).args([threads, "60", rounds("1000", "2500")]);
         job.limit(40 * MIB).run().expect(0).expect_swapping(1000.0);
     }
 }
@@ -64,7 +66,11 @@ fn arenas_of_threads_stay_in_few_mappings() {
     };
     // The full size: 200,000 blocks each.
     let full = is_full_size();
-    for (threads, few) in [(4u64, 100_000u64), (16, 30_000), (32, 15_000)] {
+    let sizes = rounds(
+        &[(4u64, 50_000u64), (32, 10_000)][..],
+        &[(4, 100_000), (16, 30_000), (32, 15_000)],
+    );
+    for &(threads, few) in sizes {
         let blocks = if full { 200_000 } else { few };
         let args = [threads.to_string(), blocks.to_string()];
         let plain = Job::new(build("arenas")).args(&args).run().expect(0);
@@ -95,7 +101,10 @@ fn arenas_of_threads_stay_in_few_mappings() {
 fn guard_pages_are_kept() {
     let _turn = beside_others();
     for way in ["library", "raw"] {
-        let outcome = Job::new(build("guards")).arg(way).limit(40 * MIB).run();
+        let outcome = Job::new(build("guards"))
+            .args([way, rounds("15", "60")])
+            .limit(40 * MIB)
+            .run();
         if outcome.code() == Some(77) {
             return skip("this kernel has no guard pages");
         }

@@ -1,7 +1,7 @@
 //! Process trees under one limit: shells with background jobs, exec chains, forking workers,
 //! threads, dropped users.
 
-use undercroft_tests::{Job, MIB, beside_others, build, find, plain_only, skip};
+use undercroft_tests::{Job, MIB, beside_others, build, find, plain_only, rounds, skip};
 
 const LIMIT: u64 = 24 * MIB;
 
@@ -72,7 +72,7 @@ fn status_of_a_background_job_is_right() {
 #[test]
 fn a_storm_of_forks_reads_what_it_wrote() {
     same(
-        Job::new(build("forks")).args(["40", "4", "3"]),
+        Job::new(build("forks")).args(["40", rounds("3", "4"), "3"]),
         64 * MIB,
         1000.0,
     );
@@ -134,7 +134,7 @@ if __name__ == "__main__":
 
 #[test]
 fn program_with_many_threads_is_identical() {
-    let job = Job::new(build("threads")).args(["32", "3"]);
+    let job = Job::new(build("threads")).args(["32", rounds("2", "3")]);
     same(job, 16 * MIB, 2000.0);
 }
 
@@ -173,5 +173,9 @@ fn threads_that_end_are_joined() {
 #[test]
 fn pages_that_a_move_forgot_are_found() {
     let restless = build("restless").display().to_string();
-    same(Job::new(restless).args(["64", "4"]), 8 * MIB, 1000.0);
+    same(
+        Job::new(restless).args([rounds("40", "64"), "4"]),
+        8 * MIB,
+        1000.0,
+    );
 }

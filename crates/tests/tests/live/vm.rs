@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::process::{Pid, Signal, kill_process};
 use undercroft_tests::{
-    Job, MIB, Outcome, build, build_static, find, say, setting, skip, target_folder, turn,
+    Job, MIB, Outcome, build, build_static, find, rounds, say, setting, skip, target_folder, turn,
 };
 
 use crate::takeover::{manager_of, successor, under_kills, wait_for_end};
@@ -24,7 +24,7 @@ fn a_guest_in_a_quarter_of_its_memory_keeps_every_byte_while_managers_die() {
     turn!(beside_others, "it is about guest memory");
     let most = setting("UNDERCROFT_TEST_KILLS", 24) / 3;
     for (seed, kills) in [(1, 0), (2, most)] {
-        let arguments = ["3", "10", &seed.to_string()];
+        let arguments = ["3", rounds("6", "10"), &seed.to_string()];
         let job = guest(64 * MIB, &arguments).limit(17 * MIB);
         let mut run = job.timeout(60 + kills).start();
         let seen = run.until("guest memory in tiers", 30, |run| {
