@@ -251,7 +251,7 @@ impl Watch {
 /// reads its bytes, or SIGBUS for the pages that were lost with the process. It never reads zeros.
 fn shares_memory_of_a_process_that(goes: &str) {
     let _turn = beside_others();
-    let ends = rounds(4, 12);
+    let ends: u64 = rounds(4, 12);
     let mut job = Job::new(build("sharers"))
         .args([goes, &FOOTPRINT_MIB.to_string(), &ends.to_string()])
         .timeout(180);

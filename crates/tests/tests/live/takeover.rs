@@ -293,9 +293,6 @@ pub(crate) fn wait_for_end(pid: i32, kills: u64) {
 #[test]
 fn address_spaces_are_right_whenever_the_manager_is_killed() {
     turn!(beside_others, "a plain run has no manager");
-    if setting("UNDERCROFT_TEST_TAKEOVER", 0) == 0 {
-        return skip("it takes long; UNDERCROFT_TEST_TAKEOVER=1 runs it");
-    }
     let most = kills(40);
     let folder = programs_folder();
     for seed in 0..1 + most / 100 {
