@@ -85,7 +85,7 @@ int main(int count, char **arguments)
 		munmap(stack, STACK);
 	}
 	for (long at = 0; at < bytes; at += PAGE)
-		if (held[at] != 59)
+		if (held[at] != rounds - 1)
 			return 3;
 	printf("kept %d lost %d\n", kept, lost);
 	return lost != 0;
