@@ -173,32 +173,49 @@ fn a_write_between_publication_and_punch_would_be_lost() {
     assert_eq!(buffer, [0; BASE_PAGE_BYTES], "the 7 is nowhere");
 }
 
+/// An installation of a page that is published waits for its punch. One of another page does not.
 #[test]
-fn pages_of_a_guest_are_protected_and_published_while_none_is_installed() {
+fn a_page_of_a_guest_is_installed_after_it_is_punched() {
+    let Some(machine) = Machine::new() else {
+        return;
+    };
+    let (items, guest) = (&machine.items[..2], machine.guest());
+    let other = VirtPage(PAGES - 1);
+    guest.object().punch(VirtRange::one(other)).expect("a hole");
+    let mut buffer = [0; 2 * BASE_PAGE_BYTES];
+    guest.begin(items);
+    guest.take(Answered::Done(Asked::default()), items, &mut buffer);
+    let copy = |at: usize| &buffer[at * BASE_PAGE_BYTES..][..BASE_PAGE_BYTES];
+    guest.leaving(items, 0b10);
+    std::thread::scope(|scope| {
+        let installs = scope.spawn(|| guest.install(items[1].page, copy(1), Wake::Later));
+        let zeros = scope.spawn(|| guest.zero(VirtRange::one(items[1].page), Wake::Later));
+        guest
+            .install(other, copy(0), Wake::Later)
+            .expect("it waits for no other page");
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(!installs.is_finished() && !zeros.is_finished());
+        guest.left(items, 0b10);
+        let came = [installs, zeros].map(|thread| thread.join().expect("it ends").is_ok());
+        assert_ne!(came[0], came[1], "one of them finds the hole");
+    });
+}
+
+/// A page that is resident and gets zeros does not begin to leave meanwhile.
+#[test]
+fn no_page_of_a_guest_begins_to_leave_while_resident_pages_stay() {
     let Some(mut machine) = Machine::new() else {
         return;
     };
+    machine.evictor.overlaps = false;
     let (items, process) = (machine.items.clone(), machine.process.clone());
-    machine.evictor.overlaps = true; // a group is finished by the next call
-    for (step, before) in [
-        ("begin", PageState::Evicting),
-        ("publish", PageState::Evicting),
-    ] {
-        let installing = process.layout.read();
-        std::thread::scope(|scope| {
-            let evictor = &mut machine.evictor;
-            let evicts = scope.spawn(|| match step {
-                "begin" => evictor.evict_group(&items),
-                _ => evictor.finish_next(),
-            });
-            std::thread::sleep(Duration::from_millis(50));
-            assert!(!evicts.is_finished(), "{step} does not wait");
-            let engine = machine.shared.books.engine();
-            let state = engine.books().entry(process.space, items[0].page).state;
-            assert_eq!(state, before, "{step}");
-            drop(engine);
-            drop(installing);
-        });
-    }
+    let hosted = process.hosted.as_ref().expect("it is a guest");
+    std::thread::scope(|scope| {
+        let stays = hosted.guest.stays();
+        let evicts = scope.spawn(|| machine.evictor.evict_group(&items));
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(!evicts.is_finished());
+        drop(stays);
+    });
     assert_eq!(machine.first(), (PageState::Stored, false));
 }

@@ -55,11 +55,7 @@ impl Evictor {
             return self.leave(group);
         };
         // From here on fork() in the program waits, until the last page is published.
-        let begun = {
-            let _layout = way.out().in_place().then(|| process.layout.write());
-            way.out().begin(group)
-        };
-        match begun {
+        match way.out().begin(group) {
             Begun::Yes(asked) => {
                 self.pending = Some(Pending {
                     process: process.clone(),

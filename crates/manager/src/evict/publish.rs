@@ -85,7 +85,7 @@ impl Evictor {
             still::refused(&self.shared, process, pages);
         }
         match read {
-            Read::Yes => self.store_all(process, out, group, moved),
+            Read::Yes => self.store_all(out, group, moved),
             Read::NotNow => Some(Waits::Late(Late::End(moved))),
             Read::Never => self.lose_told(group, moved),
         }
@@ -101,14 +101,13 @@ impl Evictor {
     /// that cannot be put back at once.
     pub(super) fn store_all(
         &mut self,
-        process: &Process,
         out: &dyn WayOut,
         group: &[EvictItem],
         mut left: u64,
     ) -> Option<Waits> {
         let (mut refused, mut stuck, mut stored) = (0, 0, 0);
         while left != 0 {
-            let turn = self.publish_left(process, out, group, (left, refused), stored);
+            let turn = self.publish_left(out, group, (left, refused), stored);
             self.wake();
             // Pages that a thread waits for are put back before the next ones are stored.
             for at in places(turn.back) {
@@ -121,7 +120,7 @@ impl Evictor {
             left &= !(turn.back | turn.next) | refused;
         }
         if !self.stored.is_empty() {
-            self.publish_left(process, out, group, (0, 0), stored);
+            self.publish_left(out, group, (0, 0), stored);
             self.wake();
         }
         let stuck = places(stuck).map(|at| (at, page_of(&self.buffer, at).to_vec()));
@@ -133,13 +132,12 @@ impl Evictor {
     /// of a memory that still has them is installed in between.
     fn publish_left(
         &mut self,
-        process: &Process,
         out: &dyn WayOut,
         group: &[EvictItem],
         (left, refused): (u64, u64),
         stored: u64,
     ) -> Turn {
-        let _layout = (stored != 0 && out.in_place()).then(|| process.layout.write());
+        out.leaving(group, stored);
         let turn = self.publish(group, left, refused);
         out.left(group, stored);
         turn

@@ -420,7 +420,8 @@ impl FaultThread {
 
     /// Step 1: reads messages, and applies layout events before any page can be installed.
     fn intake(&mut self, process: &Arc<Process>) -> Intake {
-        let _layout = process.layout.write();
+        // A guest has no events.
+        let _layout = (process.hosted.is_none()).then(|| process.layout.write());
         let (mut changed, mut short) = (false, false);
         let agent = process.agent.get();
         if agent.is_some_and(|agent| !claims::lets_read(process, agent)) {
@@ -626,8 +627,8 @@ impl FaultThread {
     /// Wakes the thread: the page is resident by the books. If such faults go on, the page may be
     /// missing.
     fn wake_or_wonder(&mut self, process: &Arc<Process>, page: VirtPage) {
-        if process.hosted.is_some() {
-            relief::stays(&self.shared, process, page);
+        if let Some(hosted) = &process.hosted {
+            relief::stays(&self.shared, process, &hosted.guest, page);
             return process.memory.wake(VirtRange::one(page));
         }
         let times = process.puzzled.fetch_add(1, Ordering::Relaxed) + 1;

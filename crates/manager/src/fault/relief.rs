@@ -11,6 +11,7 @@ use undercroft_sys::ring::read_page;
 use undercroft_sys::uffd::UffdError;
 
 use super::lane::fill;
+use crate::space::guest::Guest;
 use crate::space::port::Wake;
 use crate::space::process::Process;
 use crate::space::shared::Shared;
@@ -69,10 +70,9 @@ pub(super) fn fill_missing(
 /// the monitor has given the page back, and it is zeros. Otherwise it was to leave, and did not: it
 /// is protected no more. The caller wakes the thread, and holds no lock.
 #[cold]
-pub(super) fn stays(shared: &Shared, process: &Process, page: VirtPage) {
+pub(super) fn stays(shared: &Shared, process: &Process, guest: &Guest, page: VirtPage) {
     let one = VirtRange::one(page);
-    // With the lock held, no page is protected, and none that is on its way out is punched.
-    let _layout = process.layout.write();
+    let _stays = guest.stays();
     let entry = {
         let engine = shared.books.engine();
         engine.books().entry(process.space, page)

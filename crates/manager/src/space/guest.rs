@@ -6,25 +6,28 @@
 //! pages back (a balloon). So a page that is resident by the books may be missing, and is zeros.
 //!
 //! The way out: the pages are protected, read, stored and published. Then they are punched, which
-//! takes them out of every mapping, and the threads that wait are woken. They fault again.
+//! takes them out of every mapping.
 //!
 //! ```text
-//!                begin         take    store   publish         left
-//! in the object  there, protected ------------------------->|  hole
-//! by the books   Evicting ---------------------->| Stored ------------
-//! a read         goes on                                    |  a fault
-//! a write        waits: the page is recalled     | it loads, and installs after `left`
+//!                begin         take    store   leaving  publish   left
+//! in the object  there, protected ---------------------------->|  hole
+//! by the books   Evicting ------------------------------>| Stored --------
+//! a read         goes on                                       |  a fault
+//! a write        waits: the page is recalled             | it loads, and installs after `left`
 //! ```
 //! Between publication and punch the page is in two places. It must not be installed meanwhile: an
 //! installation would find it there, the thread would write to it, and the punch would take the
-//! write away. So the caller holds the layout lock for writing ([`WayOut::in_place`]).
+//! write away. So an installation waits for the punch of its own pages ([`Leaving`]). It waits for
+//! no other page's: the evictor may lose its CPU in the middle.
+//!
+//! `left` wakes no thread. A thread that waits has sent a message, and the answer to that wakes it.
 //!
 //! Not protected are writes that were begun by address translation before: a device that was given
 //! the memory (VFIO), or direct I/O into it. The command line refuses those.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 use undercroft_base::{BASE_PAGE_BYTES, VirtPage, VirtRange};
@@ -33,6 +36,7 @@ use undercroft_sys::object::MemoryObject;
 use undercroft_sys::uffd::{MessageBuf, Messages, RegisterMode, Uffd, UffdError};
 
 use super::port::{Answered, Asked, Begun, Late, Read, Space, Taken, Took, Wake, WayOut};
+use crate::sync::lock;
 
 /// A place where a memory object is mapped whole.
 struct View {
@@ -42,10 +46,41 @@ struct View {
     base: VirtPage,
 }
 
+/// Pages that are published, and not punched yet.
+#[derive(Default)]
+struct Leaving {
+    runs: Mutex<Vec<VirtRange>>,
+    gone: Condvar,
+}
+
+impl Leaving {
+    fn begin(&self, runs: impl Iterator<Item = VirtRange>) {
+        lock(&self.runs).extend(runs);
+    }
+
+    fn end(&self) {
+        lock(&self.runs).clear();
+        self.gone.notify_all(); // a system call, also if none waits
+    }
+
+    /// Waits until no page of `range` is leaving.
+    fn wait(&self, range: VirtRange) {
+        let leaves = |runs: &mut Vec<VirtRange>| {
+            let mut runs = runs.iter();
+            runs.any(|run| !run.intersect(range).is_empty())
+        };
+        let runs = self.gone.wait_while(lock(&self.runs), leaves);
+        drop(runs.unwrap_or_else(std::sync::PoisonError::into_inner));
+    }
+}
+
 /// The memory of a virtual machine.
 pub(crate) struct Guest {
     object: Arc<MemoryObject>,
     view: View,
+    /// Held while pages are protected that are on their way out from now on.
+    begins: Mutex<()>,
+    leaving: Leaving,
 }
 
 impl Guest {
@@ -54,7 +89,14 @@ impl Guest {
         Guest {
             object,
             view: View { uffd, base },
+            begins: Mutex::default(),
+            leaving: Leaving::default(),
         }
+    }
+
+    /// Pages that are resident stay so while the caller has this: none begins to leave.
+    pub(crate) fn stays(&self) -> MutexGuard<'_, ()> {
+        lock(&self.begins)
     }
 
     /// Where it is mapped.
@@ -112,11 +154,14 @@ impl Space for Guest {
     }
 
     fn install(&self, at: VirtPage, bytes: &[u8], wake: Wake) -> Result<(), UffdError> {
+        let count = (bytes.len() / BASE_PAGE_BYTES) as u64;
+        self.leaving.wait(VirtRange::new(at, at.plus(count)));
         let to = self.at(VirtRange::one(at)).start;
         self.view.uffd.copy(to, bytes, wake == Wake::Later)
     }
 
     fn zero(&self, range: VirtRange, wake: Wake) -> Result<(), UffdError> {
+        self.leaving.wait(range);
         let to = self.at(range);
         self.view.uffd.zeropage(to, wake == Wake::Later)
     }
@@ -152,11 +197,8 @@ impl Space for Guest {
 }
 
 impl WayOut for Guest {
-    fn in_place(&self) -> bool {
-        true
-    }
-
     fn begin(&self, group: &[EvictItem]) -> Begun {
+        let _begins = lock(&self.begins);
         let mut runs = Guest::runs(group, u64::MAX);
         // Pages that stay protected are resident: the next write to them ends that.
         if runs.all(|(_, run)| self.protect(run, true).is_ok()) {
@@ -194,13 +236,21 @@ impl WayOut for Guest {
         self.protect(VirtRange::one(page), false)
     }
 
+    fn leaving(&self, group: &[EvictItem], pages: u64) {
+        self.leaving
+            .begin(Guest::runs(group, pages).map(|(_, run)| run));
+    }
+
     fn left(&self, group: &[EvictItem], pages: u64) {
+        if pages == 0 {
+            return;
+        }
         for (_, run) in Guest::runs(group, pages) {
             // A page that is not punched is in memory, as its copy says, and protected: the next
             // write to it makes it resident.
             let _ = self.object.punch(run);
-            self.wake(run);
         }
+        self.leaving.end();
     }
 
     fn end(&self, _: &[EvictItem]) {}

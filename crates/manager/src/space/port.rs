@@ -84,20 +84,12 @@ pub(crate) trait Space: AsFd + Send + Sync {
 
 /// How the pages of an address space leave it, up to 64 at a time: [`WayOut::begin`] ->
 /// [`WayOut::wait`] -> [`WayOut::take`], and [`WayOut::resume`] as long as it is late ->
-/// [`WayOut::stay`] for pages that are put back -> [`WayOut::left`] for those that are published
-/// elsewhere -> [`WayOut::end`].
+/// [`WayOut::stay`] for pages that are put back -> [`WayOut::leaving`] and [`WayOut::left`] for
+/// those that are published elsewhere -> [`WayOut::end`].
 ///
 /// Every page of a group that was taken is either put back, given up or left, before `end`. A
 /// second group may begin before the first has ended, once that is no more waited for.
 pub(crate) trait WayOut {
-    /// True if pages stay readable in their place until [`WayOut::left`], and only writes wait. The
-    /// caller then holds the layout lock for writing in [`WayOut::begin`], and from before pages
-    /// are published until `left` has returned: no page is installed meanwhile, and no protection
-    /// removed.
-    fn in_place(&self) -> bool {
-        false
-    }
-
     /// Claims the way for one group, and asks for its pages: they may leave from here on. Fork() in
     /// the program waits, until the end.
     fn begin(&self, group: &[EvictItem]) -> Begun;
@@ -118,7 +110,11 @@ pub(crate) trait WayOut {
     /// lock.
     fn stay(&self, page: VirtPage, bytes: &[u8]) -> Result<(), UffdError>;
 
-    /// These pages of the group, one bit each, are published: they do not come back.
+    /// These pages of the group, one bit each, are about to be published. They may be readable
+    /// where they were until [`WayOut::left`], and none of them is installed before.
+    fn leaving(&self, _: &[EvictItem], _: u64) {}
+
+    /// These pages of the group are published: they do not come back.
     fn left(&self, group: &[EvictItem], pages: u64);
 
     /// The group is finished: fork() in the program goes on.
