@@ -167,7 +167,7 @@ fn without_proc_or_sys_doctor_says_which_to_mount() {
         let before: Vec<String> = words.split(' ').map(str::to_owned).collect();
         let said = doctor(&before).text();
         let mounts = said.lines().filter(|line| line.contains("fix: mount"));
-        let of_it = format!("fix: mount -t {place} ");
+        let of_it = format!("fix: mount -t {place}");
         assert!(mounts.clone().count() > 0, "{said}");
         assert!(mounts.clone().all(|line| line.contains(&of_it)), "{said}");
         for wrong in [
