@@ -296,7 +296,7 @@ pub(crate) struct StatusArgs {
     /// This run alone: any process of it, its name (`run --name`), or its program, such as
     /// redis-server
     #[arg(value_name = "RUN")]
-    pub pid: Option<Wanted>,
+    pub run: Option<Wanted>,
 
     #[command(flatten)]
     pub others: OthersArgs,
@@ -461,7 +461,7 @@ const SERVE_EXAMPLES: &str = "Examples:
 pub(crate) struct SetArgs {
     /// The run: any process of it, its name (`run --name`), or its program, such as redis-server
     #[arg(value_name = "RUN")]
-    pub pid: Wanted,
+    pub run: Wanted,
 
     /// memory-max=SIZE, such as memory-max=512M, 50%, auto or max; latency=BOUND, such as
     /// latency=p99=300us, or latency=none; stall-max=PERCENT, such as stall-max=30%, or none;
@@ -505,7 +505,7 @@ pub(crate) struct UpgradeArgs {
     /// The runs: any process of each, its name (`run --name`), or its program; none: all that
     /// `undercroft status` lists
     #[arg(value_name = "RUN")]
-    pub pids: Vec<Wanted>,
+    pub runs: Vec<Wanted>,
 
     /// The binary; this one by default. It must be of this user or of root, and no other user may
     /// write to it
@@ -558,7 +558,7 @@ pub(crate) enum TiersCommand {
     Show {
         /// The run: any process of it, its name (`run --name`), or its program; all without it.
         #[arg(value_name = "RUN")]
-        pid: Option<Wanted>,
+        run: Option<Wanted>,
 
         /// Print JSON instead of text
         #[arg(long)]
@@ -578,7 +578,7 @@ pub(crate) enum TiersChange {
     Drain {
         /// The run: any process of it, its name (`run --name`), or its program.
         #[arg(value_name = "RUN")]
-        pid: Wanted,
+        run: Wanted,
         /// Which tier: its number, as `undercroft status` shows it, or its name.
         tier: String,
 
@@ -592,7 +592,7 @@ pub(crate) enum TiersChange {
     Remove {
         /// The run: any process of it, its name (`run --name`), or its program.
         #[arg(value_name = "RUN")]
-        pid: Wanted,
+        run: Wanted,
         /// Which tier: its number, as `undercroft status` shows it, or its name.
         tier: String,
 
@@ -606,7 +606,7 @@ pub(crate) enum TiersChange {
     Add {
         /// The run: any process of it, its name (`run --name`), or its program.
         #[arg(value_name = "RUN")]
-        pid: Wanted,
+        run: Wanted,
         /// A file, device or nvm tier, as `run --tier` takes it; or the number of a drained tier.
         #[arg(value_name = "SPEC")]
         tier: String,

@@ -60,9 +60,8 @@ fn script(command: Command, shell: Shell) -> String {
 
 /// The command with the values that clap cannot know.
 fn named(command: Command) -> Command {
-    let dumps = command.get_name() == "core"; // its process id is that of no run
     let command = command.mut_args(|arg| match arg.get_id().as_str() {
-        "pid" | "pids" if !dumps => values(arg, [PIDS]),
+        "run" | "runs" => values(arg, [PIDS]),
         "reclaim" => values(arg, reclaim::NAMES),
         "prefetch" => values(arg, prefetch::NAMES),
         "placement" => values(arg, place::NAMES),

@@ -72,9 +72,9 @@ enum Verb {
 /// `undercroft tiers drain`, `remove` and `add`.
 pub(crate) fn change(command: &TiersChange) -> Result<u8, Failure> {
     let (pid, json) = match command {
-        TiersChange::Drain { pid, json, .. }
-        | TiersChange::Remove { pid, json, .. }
-        | TiersChange::Add { pid, json, .. } => (live::run_of(pid)?.pid, *json),
+        TiersChange::Drain { run, json, .. }
+        | TiersChange::Remove { run, json, .. }
+        | TiersChange::Add { run, json, .. } => (live::run_of(run)?.pid, *json),
     };
     let at = match command {
         TiersChange::Drain { tier, .. } => empty(pid, tier, Verb::Drain)?,

@@ -112,12 +112,12 @@ fn dispatch(command: Command) -> Result<ExitCode, Failure> {
         }
         Command::Status(args) => {
             let runs = live::snapshots_of(args.others.all)?;
-            show::status(&runs, args.pid.as_ref(), args.form())
+            show::status(&runs, args.run.as_ref(), args.form())
         }
         Command::Top(args) => top::top(args.interval, args.sort, args.others.all),
         Command::Serve(args) => serve::serve(&args),
         Command::Daemon(args) => daemon::daemon(args),
-        Command::Set(args) => set::set(&args.pid, args.change),
+        Command::Set(args) => set::set(&args.run, args.change),
         Command::Core(args) => core::core(args.pid),
         Command::Upgrade(args) => upgrade::upgrade(&args),
         Command::Versions => upgrade::versions(),
@@ -128,7 +128,7 @@ fn dispatch(command: Command) -> Result<ExitCode, Failure> {
             command: Some(command),
             ..
         }) => match command {
-            args::TiersCommand::Show { pid, json } => tiers_shown::print(pid.as_ref(), json),
+            args::TiersCommand::Show { run, json } => tiers_shown::print(run.as_ref(), json),
             args::TiersCommand::Change(change) => drain::change(&change),
         },
         Command::Tiers(args) if args.measure.is_empty() => tier_kinds::print(args.json),

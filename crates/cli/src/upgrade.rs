@@ -60,13 +60,13 @@ pub(crate) fn upgrade(args: &UpgradeArgs) -> Result<u8, Failure> {
         )
     })?;
     let mut runs_wanted = Vec::new();
-    for wanted in &args.pids {
+    for wanted in &args.runs {
         let run = live::run_of(wanted)?.pid;
         if !runs_wanted.contains(&run) {
             runs_wanted.push(run);
         }
     }
-    if args.pids.is_empty() {
+    if args.runs.is_empty() {
         runs_wanted = live::snapshots()?.iter().map(|run| run.pid).collect();
     }
     let mut runs = Vec::new();

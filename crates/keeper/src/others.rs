@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::channel;
 use std::sync::{Mutex, PoisonError};
@@ -57,8 +58,9 @@ pub fn snapshots_of_all() -> Vec<Snapshot> {
     status::in_order(found)
 }
 
-/// The snapshots of the runs of other users, with the users' numbers. Only root can see them; an
-/// `UNDERCROFT_DIR` of theirs is not known. Takes some [`PATIENCE`] at most.
+/// The snapshots of the runs of other users, with the users' numbers. Only root can see them; of
+/// `UNDERCROFT_DIR`s of theirs, the one is known that root has set itself. Takes some [`PATIENCE`]
+/// at most.
 fn snapshots() -> Vec<Snapshot> {
     let (tell, hear) = channel();
     let mut waits = 0;
@@ -115,6 +117,15 @@ fn users() -> BTreeMap<u32, Vec<PathBuf>> {
     for parent in [std::env::temp_dir(), "/tmp".into(), "/var/tmp".into()] {
         for entry in names(&parent) {
             add(&entry.file_name(), "undercroft-", entry.path());
+        }
+    }
+    let chosen = std::env::var_os("UNDERCROFT_DIR").map(std::fs::canonicalize);
+    if let Some(Ok(chosen)) = chosen {
+        for entry in names(&chosen) {
+            add(&entry.file_name(), "undercroft-", entry.path());
+        }
+        if let Ok(of) = std::fs::metadata(&chosen) {
+            add(OsStr::new(&of.uid().to_string()), "", chosen);
         }
     }
     found.into_iter().take(USERS_MAX).collect()

@@ -450,6 +450,50 @@ pub fn thread_time(tid: u32) -> Option<Duration> {
     Some(Duration::from_millis(10 * (user + system)))
 }
 
+/// How a thread has spent its time since it began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ThreadTimes {
+    /// On a CPU.
+    pub running: Duration,
+    /// Able to run, and waiting for a CPU.
+    pub queued: Duration,
+    /// Of `running`, in the kernel: exact to a tick.
+    pub system: Duration,
+    /// Times that it gave up its CPU to wait for something.
+    pub waits: u64,
+}
+
+impl ThreadTimes {
+    /// Thread `tid` of process `pid`. `None`: it has ended, or the kernel does not count. About 20
+    /// us.
+    pub fn read(pid: u32, tid: u32) -> Option<ThreadTimes> {
+        let text = |file| std::fs::read(format!("/proc/{pid}/task/{tid}/{file}")).ok();
+        let status = text("status")?;
+        ThreadTimes::parse(&text("schedstat")?, &text("stat")?, &status)
+    }
+
+    /// `None`: a number is missing, or the kernel does not count.
+    pub(crate) fn parse(schedstat: &[u8], stat: &[u8], status: &[u8]) -> Option<ThreadTimes> {
+        let mut numbers = std::str::from_utf8(schedstat)
+            .ok()?
+            .split_ascii_whitespace();
+        let mut next = || numbers.next()?.parse().ok().map(Duration::from_nanos);
+        let (running, queued) = (next()?, next()?);
+        let ticks: u64 = stat_field(stat, 15)?.parse().ok()?;
+        let status = String::from_utf8_lossy(status);
+        let waits = status_line(&status, "voluntary_ctxt_switches")?
+            .trim()
+            .parse();
+        Some(ThreadTimes {
+            running,
+            queued,
+            system: Duration::from_millis(10 * ticks),
+            waits: waits.ok()?,
+        })
+        .filter(|times| !times.running.is_zero())
+    }
+}
+
 /// Field `number` (as in proc(5), from 3 on) of a stat line, whatever the command name holds.
 pub(crate) fn stat_field(stat: &[u8], number: usize) -> Option<&str> {
     let close = stat.iter().rposition(|byte| *byte == b')')?;

@@ -16,11 +16,16 @@ pub enum LogFormat {
     Json,
 }
 
-/// A time of day in milliseconds, as a log has it.
+/// A time of day in milliseconds, always three digits of them, so that lines are alike.
 pub fn log_time(now: OffsetDateTime) -> String {
-    let millis = u32::from(now.millisecond()) * 1_000_000;
-    let now = now.replace_nanosecond(millis).unwrap_or(now);
-    now.format(&Rfc3339).unwrap_or_default()
+    let millis = now.millisecond();
+    let seconds = now.replace_nanosecond(0).unwrap_or(now);
+    let text = seconds.format(&Rfc3339).unwrap_or_default();
+    // 2026-11-30T02:51:41, then the zone.
+    match text.split_at_checked(19) {
+        Some((time, zone)) => format!("{time}.{millis:03}{zone}"),
+        None => text,
+    }
 }
 
 /// An event as an object, with its time, without the end of the line.
@@ -54,5 +59,20 @@ pub fn log_message(format: LogFormat, text: &str) -> String {
             let message = Message { event, text };
             log_object(&message, OffsetDateTime::now_utc()) + "\n"
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, UNIX_EPOCH};
+
+    use super::*;
+
+    #[test]
+    fn time_always_has_three_digits_of_milliseconds() {
+        let of = |micros| log_time((UNIX_EPOCH + Duration::from_micros(micros)).into());
+        assert_eq!(of(0), "1970-01-01T00:00:00.000Z");
+        assert_eq!(of(61_500_999), "1970-01-01T00:01:01.500Z");
+        assert_eq!(of(7_000), "1970-01-01T00:00:00.007Z");
     }
 }

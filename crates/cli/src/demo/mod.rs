@@ -33,6 +33,9 @@ const SETTINGS: [&str; 4] = [
     "kernel swap file, 25 %",
 ];
 
+/// Which of them is ours.
+const OURS: usize = 1;
+
 /// Runs the demo. Status 0 only if every value of every setting was right.
 pub(crate) fn demo(args: &DemoArgs) -> Result<u8, Failure> {
     interrupt::install();

@@ -201,6 +201,20 @@ impl Rounds {
     }
 }
 
+/// Who was faster, in a sentence. `None`: `ours` or all others did not run.
+fn verdict(rows: &[Rounds], ours: usize) -> Option<String> {
+    let speed = |row: &Rounds| row.median(|measured| measured.ops_per_second);
+    let mine = speed(&rows[ours])?;
+    let others = rows.iter().enumerate().filter(|(at, _)| *at != ours);
+    let told = others.filter_map(|(_, row)| {
+        let factor = speed(row)? / mine;
+        Some(format!("{factor:.1} times as many with {}", row.name))
+    });
+    let told: Vec<String> = told.collect();
+    let told = (!told.is_empty()).then(|| told.join("; "))?;
+    Some(format!("Requests a second, beside undercroft's: {told}."))
+}
+
 /// Prints every row on standard output.
 pub(super) fn print(
     rows: &[Rounds],
@@ -251,6 +265,9 @@ pub(super) fn print(
         "\nMedians and ranges of the rounds. DRAM = most at once, compressed pages included; zram keeps\n\
          those on top of its limit, so it has more memory than the others.",
     )?;
+    if let Some(verdict) = verdict(rows, super::OURS) {
+        show::line(&verdict)?;
+    }
     let Some(sort) = sort else {
         return Ok(());
     };

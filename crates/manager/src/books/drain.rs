@@ -144,12 +144,7 @@ impl Books {
     /// Errors: the run has too many. For the user.
     pub(crate) fn add(&self, tier: MeteredTier) -> Result<(), String> {
         let mut begun = lock(&self.drains.begun);
-        let Some(id) = self.tiers.free_number() else {
-            return Err(format!(
-                "a run has {} tiers at most, and makes 64 in its time",
-                TierId::MAX
-            ));
-        };
+        let id = self.tiers.free_number()?;
         let speed = |of: &MeteredTier| (of.latency(), of.state().load_ns);
         let mine = speed(&tier);
         let faster = self.tiers.ranked().filter(|of| speed(of) <= mine).count();

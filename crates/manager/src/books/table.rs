@@ -98,13 +98,22 @@ impl Tiers {
         self.ranked().map(MeteredTier::state).collect()
     }
 
-    /// A number that no tier in use has, if a run may have another tier.
-    pub(crate) fn free_number(&self) -> Option<TierId> {
+    /// A number that no tier in use has. Error: the run may have no other tier; for the user.
+    pub(crate) fn free_number(&self) -> Result<TierId, String> {
+        if self.made_count.load(Ordering::Relaxed) >= MADE_MAX {
+            return Err(format!(
+                "the run has made {MADE_MAX} tiers, as many as it may in its time; use one again that \
+                 was drained (`tiers add` with its number), or start the program anew"
+            ));
+        }
         let used: Vec<TierId> = self.ranks().collect();
         let mut all = (0..TierId::MAX).map(|at| TierId(at as u8));
-        let made = self.made_count.load(Ordering::Relaxed);
-        all.find(|id| !used.contains(id))
-            .filter(|_| made < MADE_MAX)
+        all.find(|id| !used.contains(id)).ok_or_else(|| {
+            format!(
+                "the run has {} tiers, as many as it may; remove one first",
+                TierId::MAX
+            )
+        })
     }
 
     /// Numbers given so far. A number without a tier in use has the tier that had it last.

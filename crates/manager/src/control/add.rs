@@ -81,9 +81,7 @@ fn parsed(text: &str) -> Result<TierSpec, String> {
 
 /// Opens, measures and uses a tier. Error: nothing is left of it.
 fn add(shared: &Shared, spec: &TierSpec) -> Result<Answered, String> {
-    if shared.books.tiers.free_number().is_none() {
-        return Err("the run has as many tiers as it may; remove one first".to_owned());
-    }
+    shared.books.tiers.free_number()?;
     let is_pool = spec.facts().charged_to_limit;
     if is_pool && (shared.books.tiers.ranked()).any(|tier| tier.facts().charged_to_limit) {
         return Err("the run has compressed memory already; remove that first".to_owned());

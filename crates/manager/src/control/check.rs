@@ -13,6 +13,7 @@ use undercroft_sys::procfs::Statm;
 use super::Control;
 use super::onset::Onset;
 use super::still::Still;
+use super::toll::Served;
 use crate::books::metered::MeteredTier;
 use crate::cpus::guard;
 use crate::gauges::MemoryNow;
@@ -20,6 +21,7 @@ use crate::log::warn;
 use crate::space::access::Accesses;
 use crate::space::discover;
 use crate::space::process::Process;
+use crate::sync::lock;
 
 /// Time between two checks: the longest, the shortest while the client is busy, and the shortest
 /// before pressure.
@@ -410,6 +412,12 @@ impl Control {
             }
         }
         self.look_at_still(&processes);
+        let time = lock(&self.shared.gauges.fault_latency).waited();
+        let served = Served { faults, time };
+        self.since.toll.look(Instant::now(), served, &processes);
+        if self.since.curve_from.is_some() {
+            self.begin_curve_when_known();
+        }
         // After the dead are forgotten: frames that only they were charged for are found then.
         let mut relatives = self.shared.processes.all();
         relatives.retain(|of| of.relatives.parent.is_some() || of.relatives.family != of.space);

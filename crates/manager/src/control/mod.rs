@@ -22,6 +22,7 @@ mod strays;
 mod swap;
 mod takeover;
 mod tell;
+mod toll;
 
 use std::io;
 use std::os::fd::AsFd;
@@ -196,6 +197,7 @@ impl Control {
             self.guard_threads();
             self.checks.recount_at = Some(Instant::now() + RECOUNT_AFTER);
         }
+        self.begin_curve_when_known();
         settled.greet();
         takeover::wake_everyone(&self.shared);
     }

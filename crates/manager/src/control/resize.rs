@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use undercroft_base::{Bytes, Nanos};
 use undercroft_proto::messages::Answered;
+use undercroft_proto::report::CurveBegan;
 use undercroft_proto::tiers::pool_capacity;
 use undercroft_sys::procfs;
 
@@ -34,11 +35,31 @@ impl Control {
         self.shared.gauges.ask_memory_max(asked);
         limit_pools(&self.shared, asked);
         self.keep_to_limit();
-        let stats = *self.shared.books.engine().books().stats();
         let around = asked.min(procfs::total_memory().unwrap_or(MEMORY));
-        self.shared.books.begin_curve_again(around.pages_floor());
-        self.since.curve = (stats, Nanos(self.shared.elapsed().as_nanos() as u64));
+        self.begin_curve_again(around, CurveBegan::Limit);
         Answered::Yes
+    }
+
+    /// The miss-ratio curve and the cost of faults count from now on.
+    fn begin_curve_again(&mut self, around: Bytes, began: CurveBegan) {
+        self.shared.books.begin_curve_again(around.pages_floor());
+        let stats = *self.shared.books.engine().books().stats();
+        let now = Nanos(self.shared.elapsed().as_nanos() as u64);
+        self.since.curve = (stats, now, began);
+        self.since.toll.begin_again();
+    }
+
+    /// After a takeover: which pages other limits would have in memory is known when as many pages
+    /// have left as the limit holds. The curve begins then.
+    pub(super) fn begin_curve_when_known(&mut self) {
+        let out = self.shared.books.engine().books().stats().pages_swapped_out;
+        let limit = self.shared.gauges.memory_max();
+        let from = *(self.since.curve_from).get_or_insert(out + limit.pages_floor().0);
+        if out >= from {
+            self.since.curve_from = None;
+            let around = limit.min(procfs::total_memory().unwrap_or(MEMORY));
+            self.begin_curve_again(around, CurveBegan::Manager);
+        }
     }
 
     /// Stops eviction and moves between tiers, or begins them again. While it is paused the run has

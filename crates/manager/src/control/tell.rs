@@ -12,7 +12,7 @@ use undercroft_proto::legacy::ASKS;
 use undercroft_proto::messages::{Answered, Ask, Word};
 use undercroft_proto::options::AccessScan;
 use undercroft_proto::report::{
-    AccessScans, BoundReport, CostReport, Drain, Faults, LatencyHistogram, ManagerCost,
+    AccessScans, BoundReport, CostReport, CurveBegan, Drain, Faults, LatencyHistogram, ManagerCost,
     MissRatioCurve, Policies, PolicyChoice, Quantiles, Rates, RemoteReport, Report, SCHEMA_VERSION,
     Scale, Slabs, Snapshot, Takeovers, TierFigures, TierReport, TierSnapshot, TierUse,
     kernel_release, limit, peaks, ratio,
@@ -22,6 +22,7 @@ use undercroft_sys::procfs;
 use undercroft_tier::file::FileMeter;
 
 use super::handshake::HANDSHAKE;
+use super::toll::Toll;
 use super::{Control, add};
 use crate::books::metered::MeteredTier;
 use crate::gauges::Hold;
@@ -40,15 +41,21 @@ const ASK_BYTES_MAX: usize = 8 << 10;
 /// Counts that figures are told since.
 pub(super) struct Since {
     last_snapshot: (Instant, Stats),
-    /// When the miss-ratio curve began, and the counts then.
-    pub(super) curve: (Stats, Nanos),
+    /// When the miss-ratio curve began, with what, and the counts then.
+    pub(super) curve: (Stats, Nanos, CurveBegan),
+    /// After a takeover: the curve begins when so many pages have left.
+    pub(super) curve_from: Option<u64>,
+    /// What faults cost the program since then.
+    pub(super) toll: Toll,
 }
 
 impl Since {
     pub(super) fn new(now: Instant) -> Since {
         Since {
             last_snapshot: (now, Stats::default()),
-            curve: (Stats::default(), Nanos(0)),
+            curve: (Stats::default(), Nanos(0), CurveBegan::Start),
+            curve_from: None,
+            toll: Toll::default(),
         }
     }
 }
@@ -359,15 +366,24 @@ impl Control {
     /// Costs that other limits would have had until now.
     pub(super) fn curve(&self, stats: &Stats, wall: Nanos) -> Option<MissRatioCurve> {
         let shared = &self.shared;
-        let (before, since) = &self.since.curve;
+        if self.since.curve_from.is_some() {
+            return None;
+        }
+        let (before, since, began) = &self.since.curve;
         let mut stats = *stats;
+        let faults = stats.faults - before.faults;
         stats.swap_in -= before.swap_in;
         stats.first_touch -= before.first_touch;
         shared.books.follow_pages();
         let curve = shared.books.curve(stats.swap_in)?;
-        let mean = lock(&shared.gauges.fault_latency).mean();
         let limit = shared.gauges.memory_max();
-        MissRatioCurve::of(&curve, limit.0, &stats, (wall.since(*since), *since), mean)
+        // `since` is in this manager's time, which began later than the run if it took over.
+        let until = match began {
+            CurveBegan::Start => wall,
+            CurveBegan::Limit | CurveBegan::Manager => shared.now(),
+        };
+        let wall = (until.since(*since), *since, *began);
+        MissRatioCurve::of(&curve, limit.0, &stats, wall, self.since.toll.each(faults))
     }
 
     fn name(&self) -> Option<String> {

@@ -267,8 +267,9 @@ impl Estimator {
             demanded,
             scanned: event.what == What::Used,
         };
-        for mini in &mut self.minis {
-            if is_new {
+        for (at, mini) in self.minis.iter_mut().enumerate() {
+            // It was out before it was followed. With more memory it may have been here.
+            if is_new || (known.is_none() && at > PRESENT) {
                 mini.arrive(one.page)
             } else {
                 mini.touch(one)

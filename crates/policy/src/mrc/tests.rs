@@ -185,6 +185,20 @@ fn each_limit_decides_how_much_copies_have() {
     assert!(dram(0) > 0.3, "it needs twice as many: {}", dram(0));
 }
 
+/// After a takeover: pages come back that were never seen to arrive.
+#[test]
+fn pages_that_were_out_before_they_were_followed_are_no_faults_above_the_limit() {
+    let mut estimator = estimator(64);
+    let all: Vec<_> = (0..80).map(|page| event(page, LOADED)).collect();
+    for _ in 0..2 {
+        estimator.feed(&all, &Tiers::NONE);
+    }
+    let faults = |at: usize| estimator.minis[at].faults();
+    assert_eq!(faults(PRESENT), 160.0);
+    assert_eq!(faults(7), 0.0, "96 pages hold all");
+    assert_eq!(faults(5), 80.0, "72 pages do not");
+}
+
 #[test]
 fn sample_and_memory_are_bounded() {
     let mut estimator = estimator(64);

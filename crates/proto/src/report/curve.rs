@@ -1,14 +1,33 @@
 //! Cost of other limits: the miss-ratio curve as reports and snapshots give it.
 
+use std::cmp::Ordering;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use undercroft_base::Nanos;
 use undercroft_engine::Stats;
 use undercroft_policy::mrc::{Curve, Point};
 
-/// Time of a fault besides that between reading and answering it: the program waits for its pager,
-/// and back.
-const HAND_OVER_SECONDS: f64 = 8e-6;
+/// What a fault costs may be off by this part. It is measured in one run: faults cost more or less
+/// under another limit, and a program whose faults leave its caches cold pays for that too.
+/// docs/design/0018 has the measurements.
+const DOUBT: f64 = 0.25;
+
+/// A time is given only if neither of its ends is further from it than this part of that end.
+const DOUBT_MAX: f64 = 0.3;
+
+/// What began the counting of a curve.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum CurveBegan {
+    /// The program's start.
+    #[default]
+    Start,
+    /// Another limit.
+    Limit,
+    /// Another manager: one was upgraded, or died.
+    Manager,
+}
 
 /// The faults that other limits would have had since the start.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -17,11 +36,14 @@ pub struct MissRatioCurve {
     pub pages_followed: u64,
     /// Pages for each of them.
     pub pages_each: u64,
-    /// When the counting began: 0 = with the program; later = when its limit was changed last.
+    /// When the counting began, in the time of the manager that counts; 0 = with the program.
     #[serde(default)]
     pub since_seconds: f64,
-    /// Mean time that a thread waited for a fault.
-    pub fault_seconds: f64,
+    /// What it began with.
+    #[serde(default)]
+    pub began: CurveBegan,
+    /// Mean time that the program lost by a fault; null = it could not be measured.
+    pub fault_seconds: Option<f64>,
     /// Smallest limit first.
     pub limits: Vec<LimitPoint>,
 }
@@ -41,8 +63,12 @@ pub struct LimitPoint {
     pub swap_in_most: Option<f64>,
     /// First touches, too.
     pub faults: f64,
-    /// About how long the program would have taken.
-    pub wall_seconds: f64,
+    /// About how long the program would have taken, to 30 %; null = that cannot be known from this
+    /// run, as for all limits below the one in force.
+    pub wall_seconds: Option<f64>,
+    /// Hardly longer than this; null = not known.
+    #[serde(default)]
+    pub wall_seconds_most: Option<f64>,
 }
 
 /// Seconds without digits that say nothing.
@@ -53,37 +79,61 @@ fn micros(seconds: f64) -> f64 {
 impl MissRatioCurve {
     /// `None` while no page has left memory: nothing is known of other limits then.
     ///
-    /// * `stats`, `wall`: as counted in the time `wall.0`, which began at `wall.1`.
-    /// * `fault_latency`: mean, from reading a fault to answering it.
+    /// * `stats`, `wall`: as counted in the time `wall.0`, which began at `wall.1`, with `began`.
+    /// * `each`: what a fault cost the program, if that is known.
     pub fn of(
         curve: &Curve,
         in_force: u64,
         stats: &Stats,
-        (wall, since): (Nanos, Nanos),
-        fault_latency: Nanos,
+        (wall, since, began): (Nanos, Nanos, CurveBegan),
+        each: Option<Nanos>,
     ) -> Option<MissRatioCurve> {
         if stats.pages_swapped_out == 0 {
             return None;
         }
-        let each = fault_latency.seconds() + HAND_OVER_SECONDS;
+        let each = each.map(Nanos::seconds);
+        let wall = wall.seconds();
         let now = stats.swap_in as f64;
-        // No limit saves more time than faults took.
-        let least = (wall.seconds() - now * each).max(0.0);
-        let point = |point: &Point| LimitPoint {
-            memory_max_bytes: point.limit.0,
-            in_force: point.limit.0 == in_force,
-            swap_in: point.faults.round(),
-            swap_in_least: point.least.round(),
-            swap_in_most: point.most.map(f64::round),
-            faults: (point.faults + stats.first_touch as f64).round(),
-            wall_seconds: micros((wall.seconds() + (point.faults - now) * each).max(least)),
+        let point = |point: &Point| {
+            let (about, most) = match (point.limit.0.cmp(&in_force), each) {
+                (Ordering::Equal, _) => (Some(wall), Some(wall)),
+                (Ordering::Greater, Some(each)) => wall_times(wall, now, point, each),
+                _ => (None, None),
+            };
+            LimitPoint {
+                memory_max_bytes: point.limit.0,
+                in_force: point.limit.0 == in_force,
+                swap_in: point.faults.round(),
+                swap_in_least: point.least.round(),
+                swap_in_most: point.most.map(f64::round),
+                faults: (point.faults + stats.first_touch as f64).round(),
+                wall_seconds: about.map(micros),
+                wall_seconds_most: most.map(micros),
+            }
         };
         Some(MissRatioCurve {
             pages_followed: curve.followed.0,
             pages_each: curve.one_in,
             since_seconds: micros(since.seconds()),
-            fault_seconds: micros(each),
+            began,
+            fault_seconds: each.map(micros),
             limits: curve.points.iter().map(point).collect(),
         })
     }
+}
+
+/// About how long the program would have taken under a higher limit, if that can be known, and
+/// hardly longer.
+///
+/// * `wall`, `now`: the time and the faults that there were.   * `each`: what one cost.
+fn wall_times(wall: f64, now: f64, point: &Point, each: f64) -> (Option<f64>, Option<f64>) {
+    let without = |faults: f64, part: f64| wall - (now - faults).max(0.0) * each * part;
+    let about = without(point.faults, 1.0);
+    let shortest = without(point.least, 1.0 + DOUBT);
+    let longest = without(point.most.unwrap_or(now), 1.0 - DOUBT);
+    if longest <= 0.0 {
+        return (None, None); // the program did not wait for its faults one after the other
+    }
+    let known = about - shortest <= DOUBT_MAX * shortest && longest - about <= DOUBT_MAX * longest;
+    (known.then_some(about), Some(longest))
 }

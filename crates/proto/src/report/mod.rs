@@ -27,7 +27,7 @@ use undercroft_tier::file::FileCounts;
 pub use bound::{BoundControl, BoundReport};
 pub use command::ShownCommand;
 pub use cost::{CostReport, TierCost, TierUse, TierWear};
-pub use curve::{LimitPoint, MissRatioCurve};
+pub use curve::{CurveBegan, LimitPoint, MissRatioCurve};
 pub use latency::{LatencyBucket, LatencyHistogram};
 pub use now::{PressureReport, Rates, Slabs, Snapshot, StallBoundReport, TierSnapshot};
 pub use remote::RemoteReport;

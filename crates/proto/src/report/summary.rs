@@ -28,7 +28,10 @@ pub fn human_summary(report: &Report, color: bool) -> String {
         (0, 0) => String::new(),
         (0, peak) => {
             let limit = report.memory_max_bytes.map(Bytes);
-            format!("{head}: {}\n", unmanaged(Bytes(peak), limit))
+            let ended = report.signal.map_or(String::new(), |number| {
+                format!("ended by {}; ", signal_name(number))
+            });
+            format!("{head}: {ended}{}\n", unmanaged(Bytes(peak), limit))
         }
         _ => format!("{head}\n{}", lines(report, paint)),
     }

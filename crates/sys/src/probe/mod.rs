@@ -176,6 +176,9 @@ fn version(release: &str) -> Option<(u32, u32)> {
 }
 
 fn kernel(release: &str) -> Check {
+    if release.is_empty() {
+        return degraded("not known, without /proc", "mount -t proc proc /proc");
+    }
     let detail = format!("Linux {release}");
     match version(release) {
         Some(version) if version >= (6, 8) => ok(detail),
@@ -527,15 +530,27 @@ fn fifo(who: Who) -> Check {
     }
 }
 
+/// In a chroot without it.
+const SYSFS: &str = "mount -t sysfs sysfs /sys";
+
+fn no_sysfs() -> bool {
+    !Path::new("/sys/kernel").exists()
+}
+
 fn layout_watch(who: Who) -> Check {
     match Sideband::open(std::process::id()) {
         Ok(_) => ok("perf side-band events usable"),
         Err(error) => degraded(
             format!("perf side-band refused ({error}): new mappings are found by re-scanning"),
-            &format!(
-                "sysctl kernel.perf_event_paranoid=2 or lower; or {}",
-                who.may_have("perfmon")
-            ),
+            &match error.kind() {
+                // Which CPUs there are.
+                io::ErrorKind::NotFound if no_sysfs() => SYSFS.to_owned(),
+                io::ErrorKind::NotFound => "see the check of /proc".to_owned(),
+                _ => format!(
+                    "sysctl kernel.perf_event_paranoid=2 or lower; or {}",
+                    who.may_have("perfmon")
+                ),
+            },
         ),
     }
 }
@@ -552,6 +567,7 @@ fn access_bits(who: Who) -> Check {
                 AccessError::NotPermitted(_) => {
                     "run as root; or give CAP_BPF and CAP_PERFMON as above".to_owned()
                 }
+                AccessError::NoTypes(_) if no_sysfs() => SYSFS.to_owned(),
                 AccessError::NoTypes(_) => "a kernel built with CONFIG_DEBUG_INFO_BTF".to_owned(),
                 AccessError::FiveLevels => "boot with no5lvl".to_owned(),
                 _ => "leave --access-scan out; nothing else needs them".to_owned(),

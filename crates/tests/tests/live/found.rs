@@ -124,6 +124,33 @@ fn root_sees_the_runs_of_other_users_and_is_not_led_by_their_folders() {
     assert!(refused.errors.contains("--all is for root"), "{refused}");
 }
 
+/// As a unit of systemd has it: `User=`, and a directory of that user as `UNDERCROFT_DIR`.
+#[test]
+fn root_sees_the_runs_of_a_user_in_the_directory_that_both_have_chosen() {
+    turn!(beside_others, "a plain run cannot be found");
+    if !geteuid().is_root() || find("setpriv").is_none() {
+        return skip("needs root and setpriv");
+    }
+    let user = 55_300 + std::process::id() % 1000;
+    let id = user.to_string();
+    let theirs = tempfile::tempdir().expect("a scratch folder");
+    std::os::unix::fs::chown(theirs.path(), Some(user), None).expect("root");
+    let mut run = asked(theirs.path(), &["run", "-q", "--", "sh", "-c"])
+        .arg("echo begun; sleep 60")
+        .before(["setpriv", "--reuid", &id, "--regid", &id, "--clear-groups"])
+        .before(["--inh-caps", "+sys_ptrace", "--ambient-caps", "+sys_ptrace"])
+        .start();
+    run.until("the program", 20, |run| {
+        let text = std::fs::read_to_string(run.scratch().join("output")).ok()?;
+        text.contains("begun").then_some(())
+    });
+    let shown = asked(theirs.path(), &["status", "--all"]).run().expect(0);
+    assert!(
+        shown.text().contains(&format!("user {user}; up")),
+        "{shown}"
+    );
+}
+
 fn lines(errors: &str) -> Vec<Value> {
     let line = |line: &str| serde_json::from_str(line).unwrap_or_else(|_| panic!("{line}"));
     errors.lines().map(line).collect()

@@ -154,3 +154,28 @@ fn without_the_device_the_system_call_serves() {
     let refused = filled(&words).expect(125);
     assert!(refused.errors.contains("--cap-add SYS_PTRACE"), "{refused}");
 }
+
+#[test]
+fn without_proc_or_sys_doctor_says_which_to_mount() {
+    turn!(beside_others, "a plain run asks no doctor");
+    if find("bwrap").is_none() || !geteuid().is_root() {
+        return skip("needs root and bwrap");
+    }
+    for place in ["proc", "sys"] {
+        let words =
+            format!("bwrap --bind / / --dev-bind /dev /dev --tmpfs /{place} --cap-add ALL --");
+        let before: Vec<String> = words.split(' ').map(str::to_owned).collect();
+        let said = doctor(&before).text();
+        let mounts = said.lines().filter(|line| line.contains("fix: mount"));
+        let of_it = format!("fix: mount -t {place}");
+        assert!(mounts.clone().count() > 0, "{said}");
+        assert!(mounts.clone().all(|line| line.contains(&of_it)), "{said}");
+        for wrong in [
+            "cannot read the version",
+            "perf_event_paranoid",
+            "fix: a kernel built",
+        ] {
+            assert!(!said.contains(wrong), "{said}");
+        }
+    }
+}
