@@ -114,8 +114,8 @@ pub fn setting(name: &str, default: u64) -> u64 {
     }
 }
 
-/// Rounds or a size of a test: what a change runs, or what `cargo xtask test --all` runs, which sets
-/// `UNDERCROFT_TEST_ALL=1`. A change's must still fail without what the test guards.
+/// Rounds or a size of a test: what a change runs, or what `cargo xtask test --all` runs, which
+/// sets `UNDERCROFT_TEST_ALL=1`. A change's must still fail without what the test guards.
 pub fn rounds<T>(change: T, all: T) -> T {
     let is_all = std::env::var("UNDERCROFT_TEST_ALL").is_ok_and(|value| value == "1");
     if is_all { all } else { change }

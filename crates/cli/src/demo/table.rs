@@ -268,9 +268,10 @@ pub(super) fn print(
     if let Some(verdict) = verdict(rows, super::OURS) {
         show::line(&verdict)?;
     }
-    let Some(sort) = sort else {
-        return Ok(());
-    };
+    sort.map_or(Ok(()), print_sort)
+}
+
+fn print_sort(sort: &Sorted) -> Result<(), Failure> {
     let whole = sort.unlimited_seconds.unwrap_or_default();
     show::line(&format!(
         "\nsort of random lines, seconds; {whole:.2} without a limit\n"

@@ -43,9 +43,9 @@ pub(super) struct Since {
     last_snapshot: (Instant, Stats),
     /// When the miss-ratio curve began, with what, and the counts then.
     pub(super) curve: (Stats, Nanos, CurveBegan),
-    /// After a takeover: the curve begins when so many pages have left.
+    /// After a takeover: the curve begins when this many pages have left.
     pub(super) curve_from: Option<u64>,
-    /// What faults cost the program since then.
+    /// The cost of faults to the program since then.
     pub(super) toll: Toll,
 }
 

@@ -1,6 +1,6 @@
-//! What a fault costs the program, measured in the run itself. The manager sees a fault from the
-//! moment that it reads it until it answers. The program also waits until the manager reads, then
-//! until it runs again, and both do work in the kernel.
+//! The cost of a fault to the program, measured in the run itself. The manager sees a fault from
+//! the moment that it reads it until it answers. The program also waits until the manager reads,
+//! then until it runs again, and both do work in the kernel.
 //!
 //! The kernel counts how long each thread ran, waited for a CPU, and how often it gave its CPU
 //! up. A fault gives it up once. In a window in which one thread gave its CPU up as often as
@@ -25,7 +25,7 @@ const WINDOW_MAX: Duration = Duration::from_secs(1);
 const FAULTS_MIN: u64 = 50;
 /// Faults of a window that may have had no wait, because the answer came at once: one in this many.
 const AT_ONCE: u64 = 16;
-/// Other waits that a window may have, for each of so many faults. Some are the faults' own, for
+/// Other waits that a window may have, for each of this many faults. Some are the faults' own, for
 /// locks of the program's memory.
 const OTHERS: u64 = 64;
 /// A fault hardly takes longer than this many times what the manager sees of it, and this. A window
@@ -34,7 +34,7 @@ const SERVED_TIMES: u32 = 4;
 const WAY: Duration = Duration::from_micros(50);
 /// A client of more threads is not measured: reading their times would take too long.
 const THREADS_MAX: usize = 64;
-/// The faults of windows that count are so many at least, and one in this many of all.
+/// The faults of windows that count are this many at least, and one in that many of all.
 const KNOWN_MIN: u64 = 500;
 const KNOWN_PART: u64 = 2;
 
@@ -185,7 +185,7 @@ mod tests {
         }
     }
 
-    /// What windows of 200 ms with these faults say, of threads that begin at zero.
+    /// The result of windows of 200 ms with these faults say, of threads that begin at zero.
     fn each(faults: u64, threads: &[ThreadTimes]) -> Option<Nanos> {
         let of = |at| (1, at as u32);
         let before = (0..threads.len()).map(|at| (of(at), thread(1, 0, 0, 0)));

@@ -8,7 +8,7 @@ use undercroft_base::Nanos;
 use undercroft_engine::Stats;
 use undercroft_policy::mrc::{Curve, Point};
 
-/// What a fault costs may be off by this part. It is measured in one run: faults cost more or less
+/// The cost of a fault may be off by this part. It is measured in one run: faults cost more or less
 /// under another limit, and a program whose faults leave its caches cold pays for that too.
 /// docs/design/0018 has the measurements.
 const DOUBT: f64 = 0.25;
@@ -16,7 +16,7 @@ const DOUBT: f64 = 0.25;
 /// A time is given only if neither of its ends is further from it than this part of that end.
 const DOUBT_MAX: f64 = 0.3;
 
-/// What began the counting of a curve.
+/// The event that began the counting of a curve.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum CurveBegan {
@@ -39,7 +39,7 @@ pub struct MissRatioCurve {
     /// When the counting began, in the time of the manager that counts; 0 = with the program.
     #[serde(default)]
     pub since_seconds: f64,
-    /// What it began with.
+    /// The event that it began with.
     #[serde(default)]
     pub began: CurveBegan,
     /// Mean time that the program lost by a fault; null = it could not be measured.

@@ -233,6 +233,7 @@ pub(super) const MANAGER_ORDER: &[(&str, &[&str])] = &[
             "reaper",
             "handshake",
             "guest",
+            "toll",
             "tell",
             "swap",
             "check",
