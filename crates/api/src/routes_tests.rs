@@ -73,6 +73,12 @@ fn differences(document: &Value, schema: &Value, value: &Value, at: &str, wrong:
             _ => differences(document, &any[0], value, at, wrong),
         };
     }
+    if let Some(words) = schema["oneOf"].as_array() {
+        if !words.iter().any(|word| word["const"] == *value) {
+            wrong.push(format!("{at}: {value} is none of {words:?}"));
+        }
+        return;
+    }
     let kind = match value {
         Value::Null => "null",
         Value::Bool(_) => "boolean",

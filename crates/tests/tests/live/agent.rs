@@ -258,7 +258,7 @@ fn a_program_goes_on_when_its_agent_is_killed() {
     }
     let _turn = beside_others();
     for after in [3u64, 40, 90, 150, 200] {
-        let job = Job::new(build("touch")).args(["48", "--rounds", rounds("20", "60")]);
+        let job = Job::new(build("touch")).args(["48", "--rounds", rounds("40", "60")]);
         let mut run = job.limit(LIMIT).start();
         let agent = run.until("agent", 20, |run| agents(run).first().copied());
         run.until("eviction", 20, |run| {
