@@ -90,7 +90,7 @@ fn hog_and(words: &str) -> Job {
 #[test]
 fn descriptors_do_not_grow_with_the_number_of_forks() {
     turn!(beside_others, "only plain");
-    let count = sized(rounds(6_000, 12_000));
+    let count = sized(12_000);
     let words = format!("execs {count}");
     let (outcome, seen) = processes_beside_a_hog(&words, hog_and(&words));
     // A sample may fall between the end of some processes and the moment when the manager notices.
