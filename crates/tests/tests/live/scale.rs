@@ -80,7 +80,7 @@ fn processes_beside_a_hog(what: &str, job: Job) -> (Outcome, Vec<usize>) {
 fn hog_and(words: &str) -> Job {
     let (touch, scale) = (build("touch"), build("scale"));
     let script = format!(
-        "{} 96 --rounds 1000000 >/dev/null & hog=$!; sleep 1; {} {words} || exit 9; kill $hog; exit 0",
+        "{} 96 --rounds 1000000 >/dev/null & hog=$!; sleep 1; {} {words} || exit 9; kill $hog; wait; exit 0",
         touch.display(),
         scale.display()
     );
