@@ -7,7 +7,7 @@ public class Churn {
         long[][] held = new long[2000][];
         HashMap<Long, String> map = new HashMap<>();
         long sum = 0;
-        for (long i = 0; i < 30000; i++) {
+        for (long i = 0; i < Long.parseLong(args[0]); i++) {
             long[] block = new long[1000 + (int) (Math.floorMod(mix(i), 5000L))];
             for (int k = 0; k < block.length; k++) block[k] = mix(i * 31 + k);
             int slot = (int) Math.floorMod(mix(i ^ 77), (long) held.length);

@@ -6,7 +6,7 @@ use undercroft_tests::{Job, MIB, Outcome, beside_others, find, plain_only, round
 /// A document that is made by its script: texts, a table and memory of a compiled program.
 const PAGE: &str = r#"<!doctype html><body><script>
 const texts = [], counts = new Map();
-for (let n = 0; n < 150000; n++) texts.push("text " + n * 7919 % 50021);
+for (let n = 0; n < TEXTS; n++) texts.push("text " + n * 7919 % 50021);
 for (const text of texts) counts.set(text, (counts.get(text) || 0) + 1);
 let hash = 0;
 for (const text of [...counts.keys()].sort()) hash = (hash * 31 + counts.get(text) * text.length) | 0;
@@ -33,7 +33,8 @@ fn shows_the_same(
 ) -> Option<Vec<Outcome>> {
     let folder = crate::images::scratch();
     let page = folder.path().join("page.html");
-    std::fs::write(&page, PAGE).expect("a document");
+    let text = PAGE.replace("TEXTS", rounds("150000", "400000"));
+    std::fs::write(&page, text).expect("a document");
     let browser = find("chromium").expect("it is here").display().to_string();
     let words = before.iter().copied().chain([browser.as_str()]);
     let words: Vec<&str> = words.chain(options.iter().copied()).collect();

@@ -134,7 +134,7 @@ fn sqlite_in_memory_is_identical() {
     let script = "
 PRAGMA temp_store = MEMORY;
 CREATE TABLE item(id INTEGER PRIMARY KEY, kind INTEGER, name TEXT, body BLOB);
-WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 60000)
+WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ROWS)
 INSERT INTO item SELECT i, i * 7919 % 1009, 'name ' || (i * 104729 % 1000003), hex(i * 2654435761)
   || printf('%.*c', 200 + i % 300, 'x') FROM n;
 CREATE INDEX by_name ON item(name);
@@ -147,7 +147,9 @@ SELECT a.name, b.id FROM item a JOIN item b ON a.name = b.name AND a.id < b.id O
 SELECT id, substr(body, -20) FROM item ORDER BY name DESC, id LIMIT 5000;
 PRAGMA integrity_check;
 ";
-    let job = Job::new(sqlite).arg(":memory:").input(script);
+    let job = Job::new(sqlite)
+        .arg(":memory:")
+        .input(script.replace("ROWS", rounds("60000", "120000")));
     let plain = same_as_plain(name, &job, None, &[RAM_25, FILE_50]);
     assert!(plain.text().trim_end().ends_with("ok"), "{plain}");
 }
@@ -177,7 +179,11 @@ fn gcc_makes_the_same_object_file() {
         return skip("no gcc; on Debian: apt-get install gcc");
     };
     let folder = tempfile::tempdir().expect("a scratch folder");
-    std::fs::write(folder.path().join("large.c"), large_source(250)).expect("a source file");
+    std::fs::write(
+        folder.path().join("large.c"),
+        large_source(rounds(250, 450)),
+    )
+    .expect("a source file");
     let object = folder.path().join("large.o");
     let job = Job::new(gcc)
         .args(["-O1", "-c", "large.c", "-o", "large.o"])
@@ -198,6 +204,7 @@ fn jvm_program_is_identical() {
         let job = Job::new(&java)
             .args(["-Xms160m", "-Xmx160m", collector])
             .arg(&source)
+            .arg(rounds("30000", "60000"))
             .timeout(180);
         same_as_plain(&format!("{name} {collector}"), &job, None, &[RAM_40]);
     }

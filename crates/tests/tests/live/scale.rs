@@ -222,14 +222,14 @@ fn a_wide_and_sparse_mapping_costs_what_is_used() {
 fn many_threads_in_half_their_memory_have_every_byte() {
     let _turn = beside_others();
     let count = 1_000;
-    let seconds = if is_full_size() { "20" } else { "6" };
+    let seconds = if is_full_size() { "20" } else { "10" };
     let outcome = Job::new(build("scale"))
         .args(["threads", &count.to_string(), seconds])
         .limit(count * 64 * 4096 / 2)
         .timeout(300)
         .run();
     tell(&format!("{count} threads"), &outcome);
-    expect_short_holds(outcome.expect(0)).expect_swapping(count as f64 * 4.0);
+    expect_short_holds(outcome.expect(0)).expect_swapping(count as f64 * 8.0);
 }
 
 /// Many processes at once, each of which forks and executes, beside a program over its limit. What
