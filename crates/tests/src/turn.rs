@@ -5,7 +5,8 @@
 //! end of one while half of the machine is idle. That works if the harness has more threads than
 //! there are tests that run alone: `cargo xtask test` gives it as many.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::panic::{self, PanicHookInfo};
+use std::sync::{Condvar, Mutex, MutexGuard, Once, PoisonError};
 use std::time::Instant;
 
 use crate::say;
@@ -28,6 +29,23 @@ static TURNS: Mutex<Turns> = Mutex::new(Turns {
 });
 static CHANGED: Condvar = Condvar::new();
 
+/// Says why a test fails as soon as it does: at the end of a long log, a reader may be shown less.
+/// The harness prints all of it then.
+fn tell_failures() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let before = panic::take_hook();
+        panic::set_hook(Box::new(move |info: &PanicHookInfo<'_>| {
+            let thread = std::thread::current();
+            let name = thread.name().unwrap_or("a thread of a test");
+            let why = info.to_string();
+            let end = why.floor_char_boundary(3000);
+            say(&format!("FAILS: {name}: {}", &why[..end]));
+            before(info);
+        }));
+    });
+}
+
 /// Waits while `unfit`.
 fn once_not(unfit: impl FnMut(&mut Turns) -> bool) -> MutexGuard<'static, Turns> {
     let turns = TURNS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -43,6 +61,7 @@ pub struct Turn {
 
 impl Turn {
     fn new(alone: bool) -> Turn {
+        tell_failures();
         let began = Instant::now();
         Turn { alone, began }
     }
