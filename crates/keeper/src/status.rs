@@ -4,6 +4,9 @@ use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -24,6 +27,9 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Longest answer. It is some 10 KiB; an older manager sends all arguments, up to 6 MiB.
 const ANSWER_BYTES_MAX: u64 = 16 << 20;
 
+/// Runs that are asked at once.
+const ASKERS: usize = 16;
+
 /// Attempts to ask: a manager that is very late takes a request for one of the status.
 const TRIES: usize = 10;
 
@@ -37,11 +43,42 @@ fn sockets() -> impl Iterator<Item = PathBuf> {
         .map(|entry| entry.path().join(STATUS_SOCKET))
 }
 
+/// What `ask` says of each socket, as the answers come. Some are asked at once: a run that does not
+/// answer delays no other, unless there are [`ASKERS`] of its kind.
+fn answers<T: Send + 'static>(
+    sockets: Vec<PathBuf>,
+    ask: impl Fn(PathBuf) -> Option<T> + Clone + Send + 'static,
+) -> Receiver<T> {
+    let (tell, hear) = channel();
+    let askers = sockets.len().min(ASKERS);
+    let sockets = Arc::new(Mutex::new(sockets));
+    let next = move || sockets.lock().unwrap_or_else(PoisonError::into_inner).pop();
+    let work = move || {
+        let mut answers = std::iter::from_fn(&next).filter_map(&ask);
+        while answers.next().is_some_and(|it| tell.send(it).is_ok()) {}
+    };
+    let started = (0..askers)
+        .filter(|_| thread::Builder::new().spawn(work.clone()).is_ok())
+        .count();
+    if started == 0 {
+        work();
+    }
+    hear
+}
+
+/// The snapshots of all runs of this user that answer, with their sockets.
+fn all() -> Receiver<(PathBuf, Snapshot)> {
+    answers(sockets().collect(), |socket| {
+        let snapshot = status_of(&socket, PATIENCE)?;
+        Some((socket, snapshot))
+    })
+}
+
 /// The snapshots of all runs of this user that answer, in order of the keeper's process id. A run
 /// that ends meanwhile is left out.
 pub fn snapshots() -> Vec<Snapshot> {
-    let answers = sockets().filter_map(|socket| status_of(&socket, PATIENCE));
-    in_order(answers.collect())
+    let snapshots = all().into_iter().map(|(_, snapshot)| snapshot);
+    in_order(snapshots.collect())
 }
 
 pub(super) fn in_order(mut found: Vec<Snapshot>) -> Vec<Snapshot> {
@@ -91,9 +128,8 @@ pub fn ask_about(pid: u32, what: &Ask, patience: Duration) -> Option<Answered> {
 
 /// The directory of the run of keeper `pid`. `None`: there is no such run, or it does not answer.
 pub(super) fn folder_of(pid: u32) -> Option<PathBuf> {
-    let is_it =
-        |socket: &PathBuf| status_of(socket, PATIENCE).is_some_and(|status| status.is_of(pid));
-    Some(sockets().find(is_it)?.parent()?.to_owned())
+    let (socket, _) = all().into_iter().find(|(_, run)| run.is_of(pid))?;
+    Some(socket.parent()?.to_owned())
 }
 
 /// As [`ask`], of the run with this socket.
@@ -172,8 +208,6 @@ pub(crate) fn answer(
 #[cfg(test)]
 mod tests {
     use std::os::unix::net::UnixListener;
-    use std::sync::mpsc::channel;
-    use std::thread;
 
     use super::*;
 
@@ -193,6 +227,30 @@ mod tests {
         let (path, (told, hears)) = (path.to_owned(), channel());
         thread::spawn(move || told.send(status_of(&path, patience).is_none()));
         assert_eq!(hears.recv_timeout(LONG), Ok(true));
+    }
+
+    #[test]
+    fn ask_runs_that_do_not_answer_delay_no_other() {
+        let wait = Arc::new(Mutex::new(()));
+        let held = wait.lock().expect("it is free");
+        let waits = wait.clone();
+        let sockets = (0..4 * ASKERS).map(|at| PathBuf::from(at.to_string()));
+        let heard = answers(sockets.collect(), move |socket| {
+            let number: usize = socket.to_str()?.parse().ok()?;
+            if number.is_multiple_of(5) && number / 5 < ASKERS - 1 {
+                drop(waits.lock()); // it does not answer
+            }
+            (number % 2 == 1).then_some(number)
+        });
+        let quick = |number: &usize| number % 2 == 1 && !number.is_multiple_of(5);
+        let mut expected: Vec<_> = (0..4 * ASKERS).filter(quick).collect();
+        while !expected.is_empty() {
+            let number = heard.recv_timeout(LONG).expect("it answers");
+            expected.retain(|other| *other != number);
+        }
+        drop(held);
+        let late = heard.into_iter().all(|number| number % 10 == 5);
+        assert!(late, "each answers once");
     }
 
     #[test]

@@ -7,8 +7,8 @@
 // kept in MAP_SHARED memory, which is not managed. If a page is ever zero, stale or otherwise
 // wrong, the program writes that to the file EVIDENCE and ends with status 86. Prints "ready" when
 // all pages are written. SIGBUS (a page declared lost) gives status 87: an error that the program
-// can see, not a wrong byte. After SECONDS (default 60), or at SIGUSR1, the program ends with 0. The
-// lowest pages are checked, too (low.h).
+// can see, not a wrong byte. SECONDS after that (default 60), or at SIGUSR1, the program ends with 0.
+// The lowest pages are checked, too (low.h).
 #define _GNU_SOURCE
 #include "low.h"
 #include <fcntl.h>
@@ -122,7 +122,7 @@ int main(int argc, char **argv)
 		return 2;
 	pages = strtoull(argv[1], NULL, 10) * 256;
 	evidence = argv[2];
-	end_at = now() + 1000 * (argc > 3 ? strtoull(argv[3], NULL, 10) : 60);
+	end_at = UINT64_MAX;
 	signal(SIGBUS, on_bus);
 	signal(SIGUSR1, on_end);
 	memory = mmap(NULL, pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -132,6 +132,9 @@ int main(int argc, char **argv)
 	low_map();
 	for (uint64_t page = 0; page < pages; page++)
 		fill(page);
+	uint64_t lasts = 1000 * (argc > 3 ? strtoull(argv[3], NULL, 10) : 60);
+	if (end_at) // it was not told to end
+		end_at = now() + lasts;
 	puts("ready");
 	fflush(stdout);
 	pthread_t other;
