@@ -43,8 +43,8 @@ fn sockets() -> impl Iterator<Item = PathBuf> {
         .map(|entry| entry.path().join(STATUS_SOCKET))
 }
 
-/// What `ask` says of each socket, as the answers come. Some are asked at once: a run that does not
-/// answer delays no other, unless there are [`ASKERS`] of its kind.
+/// Has `ask` ask at each socket, and gives the answers as they come. Some are asked at once: a run
+/// that does not answer delays no other, unless there are [`ASKERS`] of its kind.
 fn answers<T: Send + 'static>(
     sockets: Vec<PathBuf>,
     ask: impl Fn(PathBuf) -> Option<T> + Clone + Send + 'static,

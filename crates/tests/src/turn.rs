@@ -39,8 +39,12 @@ fn tell_failures() {
             let thread = std::thread::current();
             let name = thread.name().unwrap_or("a thread of a test");
             let why = info.to_string();
-            let end = why.floor_char_boundary(3000);
-            say(&format!("FAILS: {name}: {}", &why[..end]));
+            let [head, tail] =
+                [1000, why.len().saturating_sub(2000)].map(|at| why.ceil_char_boundary(at));
+            say(&match tail > head {
+                true => format!("FAILS: {name}: {} [...] {}", &why[..head], &why[tail..]),
+                false => format!("FAILS: {name}: {why}"),
+            });
             before(info);
         }));
     });
