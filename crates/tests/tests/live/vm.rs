@@ -27,12 +27,14 @@ fn a_guest_in_a_quarter_of_its_memory_keeps_every_byte_while_managers_die() {
         let arguments = ["3", rounds("6", "10"), &seed.to_string()];
         let job = guest(64 * MIB, &arguments).limit(17 * MIB);
         let mut run = job.timeout(60 + kills).start();
+        // A guest that fills its memory at once is found above the limit, and shrinks then.
         let seen = run.until("guest memory in tiers", 30, |run| {
             let guest = run.status()?["guest"].clone();
-            (guest["stored_bytes"].as_u64()? > 0).then_some(guest)
+            let [stored, resident] =
+                ["stored_bytes", "resident_bytes"].map(|of| guest[of].as_u64());
+            (stored? > 0 && resident? < 48 * MIB).then_some(guest)
         });
         assert_eq!(seen["bytes"], 64 * MIB, "{seen}");
-        assert!(seen["resident_bytes"].as_u64() < Some(48 * MIB), "{seen}");
         let pid = run.keeper();
         let killed = under_kills(&run, seed, kills, |_| wait_for_end(pid, kills));
         let outcome = run.wait().expect(0);
@@ -44,7 +46,11 @@ fn a_guest_in_a_quarter_of_its_memory_keeps_every_byte_while_managers_die() {
             "pages that are given back are zeros: {outcome}"
         );
         let taken = outcome.number("takeovers.count");
-        assert!(killed == 0 || taken > Some(0.0), "{outcome}");
+        // There is no report if the last manager was killed when the program had ended.
+        assert!(
+            killed == 0 || taken.is_none_or(|taken| taken > 0.0),
+            "{outcome}"
+        );
         if killed == 0 {
             let outcome = outcome.expect_swapped(2000.0);
             let limit = 17.0 * MIB as f64;
