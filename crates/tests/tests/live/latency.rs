@@ -9,7 +9,7 @@ use std::path::Path;
 use undercroft_tests::{Job, MIB, Outcome, Running, build, find, skip, turn, undercroft};
 
 /// Goes round memory whose words are checked, over a pool and a file.
-fn loop_with(bound: &str) -> Outcome {
+fn tried_with(bound: &str) -> Outcome {
     let folder = tempfile::tempdir().expect("a scratch folder");
     let spill = folder.path().join("spill").display().to_string();
     Job::new(build("touch"))
@@ -19,8 +19,10 @@ fn loop_with(bound: &str) -> Outcome {
         .tier("ram,max=3M")
         .tier(&format!("file:{spill},size=1G"))
         .run()
-        .expect(0)
-        .expect_swapping(10_000.0)
+}
+
+fn loop_with(bound: &str) -> Outcome {
+    tried_with(bound).expect(0).expect_swapping(10_000.0)
 }
 
 fn count(outcome: &Outcome, name: &str) -> u64 {
@@ -58,15 +60,21 @@ fn a_generous_bound_is_kept_in_every_window() {
 #[test]
 fn a_bound_that_no_page_in_can_keep_is_missed_in_every_window() {
     turn!(one_at_a_time, "a plain run has no bound");
-    let outcome = loop_with("p50=1us");
+    // The start refuses what the shortest load takes longer than, and names what is left: twice that
+    // is accepted. But many pages come from the file.
+    let refused = tried_with("p99=1us").expect(125);
+    let left = refused.errors.split("at least; p99=").nth(1);
+    let left = left.and_then(|text| text.split(" us could be kept").next()?.parse().ok());
+    let left: f64 = left.unwrap_or_else(|| panic!("no bound is named: {refused}"));
+    let outcome = loop_with(&format!("p99={:.0}us", 2.0 * left));
     check_counts(&outcome);
     assert_eq!(count(&outcome, "windows_kept"), 0, "{outcome}");
     assert!(count(&outcome, "windows_missed") > 0, "{outcome}");
-    assert_eq!(
+    let (over, all) = (
         count(&outcome, "page_ins_over"),
         count(&outcome, "page_ins"),
-        "no page is read, verified and installed in a microsecond: {outcome}"
     );
+    assert!(over * 10 > all, "{over} of {all}: {outcome}");
 }
 
 /// The last tier is as slow as a disk, which takes milliseconds a page. All pages are there at
