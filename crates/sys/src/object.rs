@@ -89,14 +89,31 @@ impl MemoryObject {
 
     /// The first pages that are there at `from` or behind it. `None`: there are none.
     pub fn data(&self, from: VirtPage) -> io::Result<Option<VirtRange>> {
-        // The offset is of this descriptor alone, and nothing else uses it.
-        let start = match rustix::fs::seek(&self.file, SeekFrom::Data(from.address())) {
-            Ok(start) => start,
-            Err(rustix::io::Errno::NXIO) => return Ok(None),
-            Err(error) => return Err(error.into()),
-        };
-        let end = rustix::fs::seek(&self.file, SeekFrom::Hole(start))?;
-        Ok(Some(VirtRange::of_addresses(start, end)))
+        let start = self.seek(SeekFrom::Data(from.address()))?;
+        let end = start.and_then(|start| self.first_hole(start).transpose());
+        let range = |end| VirtRange::new(start.unwrap_or(end), end);
+        end.transpose().map(|end| end.map(range))
+    }
+
+    /// The first page that is there, at `from` or behind it. `None`: there is none. Holes cost
+    /// little.
+    pub fn first_data(&self, from: VirtPage) -> io::Result<Option<VirtPage>> {
+        self.seek(SeekFrom::Data(from.address()))
+    }
+
+    /// The first page that is not there, at `from` or behind it; the end counts. `None`: `from` is
+    /// not before the end. Cost: O(pages between).
+    pub fn first_hole(&self, from: VirtPage) -> io::Result<Option<VirtPage>> {
+        self.seek(SeekFrom::Hole(from.address()))
+    }
+
+    /// The offset is of this descriptor alone. One thread at a time uses it.
+    fn seek(&self, to: SeekFrom) -> io::Result<Option<VirtPage>> {
+        match rustix::fs::seek(&self.file, to) {
+            Ok(offset) => Ok(Some(VirtPage::of(offset))),
+            Err(rustix::io::Errno::NXIO) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
     }
 }
 
@@ -127,6 +144,16 @@ mod tests {
         assert_eq!(
             [0, 2, 3].map(data),
             [(1, 3), (2, 3), (4, 5)].map(|(a, b)| Some(range(a, b)))
+        );
+        let hole = |from| object.first_hole(VirtPage(from)).expect("it seeks");
+        assert_eq!(
+            [0, 1, 4, 5].map(hole),
+            [Some(0), Some(3), Some(5), None].map(|page| page.map(VirtPage))
+        );
+        let first = |from| object.first_data(VirtPage(from)).expect("it seeks");
+        assert_eq!(
+            [0, 3, 5].map(first),
+            [Some(VirtPage(1)), Some(VirtPage(4)), None]
         );
         assert_eq!(object.allocated().expect("a size"), Bytes(3 * 4096));
         let mut pages = [9; 2 * BASE_PAGE_BYTES];

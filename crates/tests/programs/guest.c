@@ -1,11 +1,13 @@
-// guest THREADS SECONDS SEED [fork|twice|later]: uses the memory of a virtual machine without a machine.
+// guest THREADS SECONDS SEED [fork|twice|later|beyond]: uses the memory of a virtual machine without a machine.
 // Each thread has the pages whose number leaves its own when divided, and knows of each only how
 // often it was incremented, and whether it began as zeros. It increments a word that follows from
 // page and count, some by a system call, compares whole pages with what must be there, and gives
-// pages back as a balloon does. The first word of every sixteenth page is incremented by all
-// threads: the sum must be right. `fork`: children may inherit the memory. `twice`: it is mapped a
-// second time; `later`: after four seconds. Status 86: a byte was wrong.
+// pages back as a balloon does, one or many at once. The first word of every sixteenth page is
+// incremented by all threads: the sum must be right. `fork`: children may inherit the memory.
+// `twice`: it is mapped a second time; `later`: after four seconds; `beyond`: past its end. Status
+// 86: a byte was wrong. 6: its size can be changed.
 #define _GNU_SOURCE
+#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdint.h>
@@ -17,9 +19,9 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { WRONG = 86, WORDS = 512, COMMON = 16, THREADS_MAX = 16 };
+enum { WRONG = 86, WORDS = 512, COMMON = 16, MANY = 256, THREADS_MAX = 16 };
 
-static struct { uint32_t count; int zeros; } *known;
+static struct { uint32_t count; char zeros, given; } *known;
 static uint64_t *memory, pages, threads, seed, lasts, sums[THREADS_MAX];
 static uint64_t increments, checks, given, empty, wrong;
 static int fd;
@@ -60,17 +62,24 @@ static void check(uint64_t page) {
     fprintf(stderr, "page %lu is wrong after %u increments\n", page, known[page].count);
 }
 
-// The page reads as zeros from now on, or, if it was away, as before.
+// A page that was given back reads as zeros, or, if it was away, as before.
+static void look(uint64_t page) {
+    if (!known[page].given) return;
+    static const char zeros[4096];
+    int is_empty = !memcmp(memory + page * WORDS, zeros, 4096);
+    if (is_empty) known[page].zeros = 1, known[page].count = 0;
+    known[page].given = 0;
+    add(&empty, is_empty);
+    check(page);
+}
+
 static void give_back(uint64_t page, int how) {
     if (page % COMMON == 0) return;
     char *at = (char *)(memory + page * WORDS);
     int flags = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
     if (how ? madvise(at, 4096, MADV_REMOVE) : fallocate(fd, flags, page * 4096, 4096)) abort();
-    static const char zeros[4096];
-    int is_empty = !memcmp(at, zeros, 4096);
-    if (is_empty) known[page].zeros = 1, known[page].count = 0;
-    add(&given, 1), add(&empty, is_empty);
-    check(page);
+    known[page].given = 1;
+    add(&given, 1);
 }
 
 static void increment(uint64_t page, int by_call, int pipe[2]) {
@@ -97,12 +106,15 @@ static void *work(void *arg) {
         // Four of five are in a quarter of the pages.
         uint64_t among = random % 5 ? mine / 4 : mine, which = (random >> 32) % among;
         uint64_t page = which * threads + own, what = random >> 16 & 255;
+        if (what < 234) look(page);
         if (what < 150) increment(page, what < 8, ends);
         else if (what < 230) check(page);
-        else if (what < 234) give_back(page, what % 2);
+        else if (what < 234) give_back(page, what % 2), look(page);
+        else if (what == 234 && !(random >> 24 & 31))
+            for (uint64_t at = which; at < mine && at < which + MANY; at++) give_back(at * threads + own, at % 2);
         else add(memory + (random >> 40) % (pages / COMMON) * COMMON * WORDS, 1), sums[own]++;
     }
-    for (uint64_t page = own; page < mine * threads; page += threads) check(page);
+    for (uint64_t page = own; page < mine * threads; page += threads) look(page), check(page);
     return 0;
 }
 
@@ -114,8 +126,11 @@ int main(int argc, char **argv) {
     if (argc < 4 || fstat(fd, &size)) return 2;
     pages = size.st_size / 4096, threads = atoi(argv[1]), seed = atoi(argv[3]);
     known = calloc(pages, sizeof *known);
+    if (number)
+        for (uint64_t size = 0; size <= 2 * pages; size += 2 * pages)
+            if (!ftruncate(fd, size * 4096) || errno != EPERM) return 6;
     for (int times = 0; times < 1 + !strcmp(how, "twice"); times++) {
-        memory = mmap(0, pages * 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        memory = mmap(0, (pages + 16 * !strcmp(how, "beyond")) * 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
         if (memory == MAP_FAILED) return 4;
         if (strcmp(how, "fork") && madvise(memory, pages * 4096, MADV_DONTFORK)) return 5;
     }

@@ -15,6 +15,7 @@ use undercroft_sys::uffd::{RegisterMode, Uffd, UffdError};
 use undercroft_sys::{process, procfs};
 
 use super::Control;
+use super::given_back::GivenBack;
 use crate::signals::Doom;
 use crate::space::discover;
 use crate::space::foreign;
@@ -71,6 +72,7 @@ pub(super) struct GuestWatch {
     looked: Option<Instant>,
     /// Its state when its process ended.
     last: Option<GuestMemory>,
+    given_back: GivenBack,
 }
 
 impl GuestWatch {
@@ -112,6 +114,9 @@ impl GuestWatch {
             bytes: object.whole().count().bytes().0,
             resident_bytes: object.allocated().unwrap_or_default().0,
             stored_bytes: away,
+            given_back_bytes: (self.process.as_ref())
+                .and_then(|process| process.hosted.as_ref())
+                .map_or(0, |hosted| hosted.guest.given_back().bytes().0),
         })
     }
 
@@ -154,6 +159,11 @@ impl Control {
         };
         let known = self.guest.process.clone();
         let known = known.filter(|known| !known.gone.load(Ordering::Relaxed));
+        if let Some(known) = &known
+            && self.guest.given_back.look(&self.shared, known)
+        {
+            self.check_soon();
+        }
         let looked = self.guest.looked.map_or(Duration::MAX, |at| at.elapsed());
         if known.is_some() && self.guest.unfit.is_none() && looked < LOOK_AGAIN {
             return;

@@ -8,6 +8,7 @@ mod check;
 mod core;
 mod doors;
 pub(crate) mod ending;
+mod given_back;
 mod guest;
 mod handshake;
 mod obey;

@@ -21,7 +21,7 @@ use crate::space::port::{Answered, Asked, Space, Took, Wake, WayOut};
 use crate::space::process::Process;
 use crate::space::shared::Shared;
 
-const PAGES: u64 = 64;
+const PAGES: u64 = 2048;
 const PAGE_WORDS: usize = BASE_PAGE_BYTES / 8;
 
 /// Every word of a page, in the beginning. Its halves are the same, so its entry has room for it.
@@ -30,17 +30,17 @@ fn word_of(page: VirtPage) -> u64 {
 }
 
 /// A guest whose threads are those of the test.
-struct Machine {
+pub(crate) struct Machine {
     memory: SharedMemory,
-    shared: Arc<Shared>,
-    process: Arc<Process>,
+    pub shared: Arc<Shared>,
+    pub process: Arc<Process>,
     evictor: Evictor,
-    items: Vec<EvictItem>,
+    pub items: Vec<EvictItem>,
 }
 
 impl Machine {
     /// `None`: this user may have no userfaultfd.
-    fn new() -> Option<Machine> {
+    pub(crate) fn new() -> Option<Machine> {
         let uffd = UffdSource::open().and_then(|source| source.create());
         let Ok(uffd) = uffd else {
             let _ = writeln!(
@@ -90,7 +90,7 @@ impl Machine {
         })
     }
 
-    fn guest(&self) -> &Guest {
+    pub(crate) fn guest(&self) -> &Guest {
         &self.process.hosted.as_ref().expect("it is a guest").guest
     }
 
@@ -103,6 +103,13 @@ impl Machine {
         };
         let data = self.guest().object().data(page).expect("it seeks");
         (state, data.is_some_and(|run| run.contains(page)))
+    }
+
+    /// Evicts the group.
+    pub(crate) fn evict(&mut self) {
+        self.evictor.overlaps = false;
+        let items = self.items.clone();
+        self.evictor.evict_group(&items);
     }
 
     /// The next fault, which must come.
@@ -125,8 +132,7 @@ fn a_group_of_a_guest_leaves_and_a_write_to_it_comes_after_the_copy() {
         return;
     };
     let items = machine.items.clone();
-    machine.evictor.overlaps = false;
-    machine.evictor.evict_group(&items);
+    machine.evict();
     assert_eq!(machine.first(), (PageState::Stored, false));
     let page = items[0].page;
     let word = page.0 as usize * PAGE_WORDS;
@@ -208,12 +214,11 @@ fn no_page_of_a_guest_begins_to_leave_while_resident_pages_stay() {
     let Some(mut machine) = Machine::new() else {
         return;
     };
-    machine.evictor.overlaps = false;
-    let (items, process) = (machine.items.clone(), machine.process.clone());
+    let process = machine.process.clone();
     let hosted = process.hosted.as_ref().expect("it is a guest");
     std::thread::scope(|scope| {
         let stays = hosted.guest.stays();
-        let evicts = scope.spawn(|| machine.evictor.evict_group(&items));
+        let evicts = scope.spawn(|| machine.evict());
         std::thread::sleep(Duration::from_millis(50));
         assert!(!evicts.is_finished());
         drop(stays);

@@ -39,7 +39,7 @@ mod choose;
 mod compressors;
 mod demote;
 #[cfg(test)]
-mod guest_tests;
+pub(crate) mod guest_tests;
 mod pending;
 mod publish;
 mod store;

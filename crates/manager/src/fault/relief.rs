@@ -77,8 +77,12 @@ pub(super) fn stays(shared: &Shared, process: &Process, guest: &Guest, page: Vir
         let engine = shared.books.engine();
         engine.books().entry(process.space, page)
     };
-    if entry.state == PageState::Resident && process.memory.zero(one, Wake::Later).is_err() {
-        let _ = process.memory.protect(one, false);
+    if entry.state != PageState::Resident {
+        return;
+    }
+    match process.memory.zero(one, Wake::Later) {
+        Ok(()) => guest.note_given_back(1),
+        Err(_) => _ = process.memory.protect(one, false),
     }
 }
 

@@ -27,10 +27,11 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
-use undercroft_base::{BASE_PAGE_BYTES, VirtPage, VirtRange};
+use undercroft_base::{BASE_PAGE_BYTES, PageCount, VirtPage, VirtRange};
 use undercroft_engine::EvictItem;
 use undercroft_sys::object::MemoryObject;
 use undercroft_sys::uffd::{MessageBuf, Messages, RegisterMode, Uffd, UffdError};
@@ -81,6 +82,10 @@ pub(crate) struct Guest {
     /// Held while pages are protected that are on their way out from now on.
     begins: Mutex<()>,
     leaving: Leaving,
+    /// Pages that were installed, less those that were punched, since it was asked last.
+    balance: AtomicI64,
+    /// Pages that were found to be given back.
+    given_back: AtomicU64,
 }
 
 impl Guest {
@@ -91,7 +96,42 @@ impl Guest {
             view: View { uffd, base },
             begins: Mutex::default(),
             leaving: Leaving::default(),
+            balance: AtomicI64::new(0),
+            given_back: AtomicU64::new(0),
         }
+    }
+
+    /// By how many pages it has grown since this was asked last, if the monitor has given none
+    /// back. Pages that come or leave meanwhile may be counted the next time.
+    pub(crate) fn take_balance(&self) -> i64 {
+        self.balance.swap(0, Ordering::Relaxed)
+    }
+
+    /// Counts pages of which `result` says how many were installed.
+    fn came(&self, pages: u64, result: Result<(), UffdError>) -> Result<(), UffdError> {
+        let done = match &result {
+            Ok(()) => pages,
+            Err(
+                UffdError::Exists { done }
+                | UffdError::LayoutChanging { done }
+                | UffdError::NotMapped { done }
+                | UffdError::NoMemory { done }
+                | UffdError::Busy { done },
+            ) => *done,
+            Err(_) => 0,
+        };
+        self.balance.fetch_add(done as i64, Ordering::Relaxed);
+        result
+    }
+
+    /// The monitor has given back pages that the books had in memory.
+    pub(crate) fn note_given_back(&self, pages: u64) {
+        self.given_back.fetch_add(pages, Ordering::Relaxed);
+    }
+
+    /// Pages of which this was noted.
+    pub(crate) fn given_back(&self) -> PageCount {
+        PageCount(self.given_back.load(Ordering::Relaxed))
     }
 
     /// Pages that are resident stay so while the caller has this: none begins to leave.
@@ -157,13 +197,15 @@ impl Space for Guest {
         let count = (bytes.len() / BASE_PAGE_BYTES) as u64;
         self.leaving.wait(VirtRange::new(at, at.plus(count)));
         let to = self.at(VirtRange::one(at)).start;
-        self.view.uffd.copy(to, bytes, wake == Wake::Later)
+        let copied = self.view.uffd.copy(to, bytes, wake == Wake::Later);
+        self.came(count, copied)
     }
 
     fn zero(&self, range: VirtRange, wake: Wake) -> Result<(), UffdError> {
         self.leaving.wait(range);
         let to = self.at(range);
-        self.view.uffd.zeropage(to, wake == Wake::Later)
+        let zeroed = self.view.uffd.zeropage(to, wake == Wake::Later);
+        self.came(to.count().0, zeroed)
     }
 
     fn wake(&self, range: VirtRange) {
@@ -248,7 +290,10 @@ impl WayOut for Guest {
         for (_, run) in Guest::runs(group, pages) {
             // A page that is not punched is in memory, as its copy says, and protected: the next
             // write to it makes it resident.
-            let _ = self.object.punch(run);
+            if self.object.punch(run).is_ok() {
+                let pages = run.count().0 as i64;
+                self.balance.fetch_sub(pages, Ordering::Relaxed);
+            }
         }
         self.leaving.end();
     }

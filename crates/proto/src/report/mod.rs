@@ -145,12 +145,20 @@ pub struct GuestMemory {
     pub resident_bytes: u64,
     /// The part of it whose copies are in tiers.
     pub stored_bytes: u64,
+    /// As much as was given back by a balloon or by free page reporting so far, and was in memory
+    /// then. Memory that is given back twice counts twice.
+    #[serde(default)]
+    pub given_back_bytes: u64,
 }
 
 impl fmt::Display for GuestMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [all, here, away] = [self.bytes, self.resident_bytes, self.stored_bytes].map(Bytes);
-        write!(f, "{all}: {here} in memory, {away} in tiers")
+        write!(f, "{all}: {here} in memory, {away} in tiers")?;
+        match self.given_back_bytes {
+            0 => Ok(()),
+            bytes => write!(f, "; {} given back so far", Bytes(bytes)),
+        }
     }
 }
 

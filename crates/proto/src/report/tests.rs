@@ -123,12 +123,21 @@ fn sample() -> Report {
         managed: true,
         unmanaged_processes_peak: 1,
         policies: policies(),
-        guest: Some(GuestMemory::default()),
+        guest: Some(guest()),
         counters: Counters::from(&stats),
         access_scans: Some(access_scans()),
         mrc,
         cost: CostReport::of("4".parse().ok(), peaks(&stats), &[pool_use()]),
         takeovers: Takeovers::default(),
+    }
+}
+
+fn guest() -> GuestMemory {
+    GuestMemory {
+        bytes: 160 << 20,
+        resident_bytes: 60 << 20,
+        stored_bytes: 90 << 20,
+        given_back_bytes: 0,
     }
 }
 
@@ -324,7 +333,9 @@ fn summary_shows_logical_stored_and_ratio_side_by_side() {
         text.contains("$0.0215 at peak (DRAM $0.0156, tiers $0.0059), 46 % of all in DRAM"),
         "{text}"
     );
-    assert!(text.lines().count() <= 11, "{text}");
+    assert!(text.lines().count() <= 12, "{text}");
+    let guest = "guest      160.0 MiB: 60.0 MiB in memory, 90.0 MiB in tiers\n";
+    assert!(text.contains(guest), "{text}");
     assert!(human_summary(&sample(), true).contains('\x1b'));
     let piped = Report {
         signal: Some(13),
@@ -411,7 +422,7 @@ fn summary_keeps_a_long_command_on_one_line() {
     let mut report = sample();
     report.command = vec!["sh".into(), "-c".into(), "echo é\n".repeat(100)];
     let text = human_summary(&report, false);
-    assert!(text.lines().count() <= 11, "{text}");
+    assert!(text.lines().count() <= 12, "{text}");
     assert!(
         text.lines()
             .next()

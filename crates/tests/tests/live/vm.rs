@@ -11,7 +11,7 @@ use undercroft_tests::{
 use crate::takeover::{manager_of, successor, under_kills, wait_for_end};
 
 /// A run of `programs/guest.c`.
-fn guest(bytes: u64, arguments: &[&str]) -> Job {
+pub(crate) fn guest(bytes: u64, arguments: &[&str]) -> Job {
     let memory = format!("{bytes}");
     let job = Job::new(build("guest")).args(arguments).vm();
     job.options(["--memory", &memory])
@@ -53,6 +53,10 @@ fn a_guest_in_a_quarter_of_its_memory_keeps_every_byte_while_managers_die() {
         );
         if killed == 0 {
             let outcome = outcome.expect_swapped(2000.0);
+            let noticed = outcome.number("guest.given_back_bytes");
+            assert!(noticed > Some(1e6), "{outcome}");
+            let vanished = outcome.number("counters.vanished");
+            assert!(vanished > Some(0.0), "{outcome}");
             let limit = 17.0 * MIB as f64;
             let peak = outcome.number("guest.resident_bytes");
             assert!(peak <= Some(1.05 * limit), "{outcome}");
@@ -87,6 +91,7 @@ fn guest_memory_that_cannot_be_managed_ends_the_run_with_the_reason() {
         ("fork", "MADV_DONTFORK"),
         ("twice", "in one piece and once"),
         ("later", "in one piece and once"),
+        ("beyond", "from its first byte to its last"),
     ] {
         let job = guest(32 * MIB, &["2", "20", "5", how]).limit(12 * MIB);
         let outcome = job.timeout(60).run().expect(125);
@@ -134,26 +139,55 @@ fn archived(name: &str, mode: u32, bytes: &[u8]) -> Vec<u8> {
     archive
 }
 
+/// The drivers of a balloon, in the order in which they load.
+const BALLOON: [&str; 6] = [
+    "virtio_ring",
+    "virtio",
+    "virtio_pci_modern_dev",
+    "virtio_pci_legacy_dev",
+    "virtio_pci",
+    "virtio_balloon",
+];
+
+/// The only folder or file in `folder` whose name has `part`.
+fn only(folder: &Path, part: &str) -> Option<PathBuf> {
+    let all = fs::read_dir(folder).ok()?;
+    let mut all = all.flatten().map(|entry| entry.path());
+    all.find(|path| path.to_string_lossy().contains(part))
+}
+
 /// The kernel that `.ci/run` has fetched, and a first file system with `guest_init` alone.
-fn machine(folder: &Path) -> Option<[PathBuf; 2]> {
-    let kernels = fs::read_dir(target_folder().join("guest-kernel/boot")).ok()?;
-    let mut kernels = kernels.flatten().map(|entry| entry.path());
-    let kernel = kernels.find(|path| path.to_string_lossy().contains("vmlinuz"))?;
+/// * `drivers`: that the file system has besides.
+fn machine(folder: &Path, drivers: &[&str]) -> Option<[PathBuf; 2]> {
+    let root = target_folder().join("guest-kernel");
+    let kernel = only(&root.join("boot"), "vmlinuz")?;
     let init = fs::read(build_static("guest_init")).expect("the program");
     let mut archive = archived("init", 0o100_755, &init);
+    for driver in drivers {
+        let name = format!("{driver}.ko");
+        let modules = only(&root.join("lib/modules"), "cloud")?.join("kernel/drivers/virtio");
+        archive.extend(archived(
+            &name,
+            0o100_644,
+            &fs::read(modules.join(&name)).ok()?,
+        ));
+    }
     archive.extend(archived("TRAILER!!!", 0, &[]));
     let path = folder.join("initrd");
     fs::write(&path, archive).expect("a scratch file");
     Some([kernel, path])
 }
 
+const NO_MACHINE: &str = "no kernel of a guest in target/guest-kernel: .ci/run fetches one";
+
 /// QEMU, which interprets the guest's instructions: KVM may be missing.
-fn qemu([kernel, initrd]: &[PathBuf; 2]) -> Job {
+/// * `words`: arguments of the guest's program.
+fn qemu([kernel, initrd]: &[PathBuf; 2], words: &str) -> Job {
     let job = Job::new("qemu-system-x86_64").args(["-accel", "tcg", "-nodefaults", "-nographic"]);
     let job = job.args(["-serial", "stdio", "-no-reboot", "-m", "160", "-kernel"]);
     let job = job.arg(kernel).arg("-initrd").arg(initrd);
-    job.args(["-append", "console=ttyS0 panic=-1 quiet"])
-        .timeout(120)
+    let line = format!("console=ttyS0 panic=-1 quiet -- {words}");
+    job.args(["-append", &line]).timeout(120)
 }
 
 /// The lines of the guest's program.
@@ -174,16 +208,16 @@ fn a_machine_boots_in_half_of_its_memory_and_finds_every_word() {
         return skip("no qemu-system-x86_64");
     }
     let scratch = tempfile::tempdir().expect("a folder");
-    let Some(machine) = machine(scratch.path()) else {
-        return skip("no kernel of a guest in target/guest-kernel: .ci/run fetches one");
+    let Some(machine) = machine(scratch.path(), &[]) else {
+        return skip(NO_MACHINE);
     };
-    let plain = qemu(&machine).run().expect(0);
+    let plain = qemu(&machine, "").run().expect(0);
     let rounds = said(&plain);
     assert!(
         rounds.len() == 4 && rounds[3].contains(" 0 words wrong"),
         "{plain}"
     );
-    let mut run = qemu(&machine).vm().limit(80 * MIB).start();
+    let mut run = qemu(&machine, "").vm().limit(80 * MIB).start();
     let keeper = run.keeper();
     let manager = run.until("guest memory in tiers", 60, |run| {
         let stored = run.status()?["guest"]["stored_bytes"].as_u64()?;
@@ -200,4 +234,38 @@ fn a_machine_boots_in_half_of_its_memory_and_finds_every_word() {
         plain.wall, outcome.wall
     ));
     outcome.expect_swapped(2000.0);
+}
+
+/// An unmodified Linux reports its free pages. They count no more, and what it writes there later
+/// is right.
+#[test]
+fn memory_that_a_machine_gives_back_counts_no_more() {
+    turn!(one_at_a_time, "it is about guest memory");
+    if find("qemu-system-x86_64").is_none() {
+        return skip("no qemu-system-x86_64");
+    }
+    let scratch = tempfile::tempdir().expect("a folder");
+    let Some(machine) = machine(scratch.path(), &BALLOON) else {
+        return skip(NO_MACHINE);
+    };
+    let balloon = "virtio-balloon-pci,free-page-reporting=on";
+    let job = qemu(&machine, "give").args(["-device", balloon]);
+    let mut run = job.vm().limit(110 * MIB).start();
+    let [given, memory, peak] = run.until("memory that counts no more", 90, |run| {
+        let status = run.status()?;
+        let given = status["guest"]["given_back_bytes"].as_u64()?;
+        let of = |of: &str| status[of].as_u64();
+        let [memory, peak] = [of("memory_bytes")?, of("memory_bytes_peak")?];
+        (given > 16 * MIB && memory + 16 * MIB < peak).then_some([given, memory, peak])
+    });
+    let outcome = run.wait().expect(0);
+    let lines = said(&outcome);
+    let is_right = |line: &String| line.contains(" 0 words wrong");
+    assert!(lines.len() == 4 && lines.iter().all(is_right), "{outcome}");
+    say(&format!(
+        "a machine gave {} MiB back: {} MiB counted, {} before",
+        given / MIB,
+        memory / MIB,
+        peak / MIB
+    ));
 }

@@ -232,6 +232,7 @@ pub(super) const MANAGER_ORDER: &[(&str, &[&str])] = &[
             "still",
             "reaper",
             "handshake",
+            "given_back",
             "guest",
             "toll",
             "tell",
