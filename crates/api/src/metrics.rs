@@ -125,6 +125,30 @@ const CLIENT: &[OfClient] = &[
         |of| Some(of.immovable.bytes as f64),
     ),
     (
+        "undercroft_guest_bytes",
+        "gauge",
+        "Memory of its virtual machine; absent without one.",
+        |of| of.guest.map(|guest| guest.bytes as f64),
+    ),
+    (
+        "undercroft_guest_resident_bytes",
+        "gauge",
+        "The part of it that is in DRAM.",
+        |of| of.guest.map(|guest| guest.resident_bytes as f64),
+    ),
+    (
+        "undercroft_guest_stored_bytes",
+        "gauge",
+        "The part of it whose copies are in tiers.",
+        |of| of.guest.map(|guest| guest.stored_bytes as f64),
+    ),
+    (
+        "undercroft_guest_given_back_bytes_total",
+        "counter",
+        "Memory that the virtual machine gave back while it was in DRAM.",
+        |of| of.guest.map(|guest| guest.given_back_bytes as f64),
+    ),
+    (
         "undercroft_lost_pages_total",
         "counter",
         "Pages whose copies did not verify.",

@@ -97,6 +97,25 @@ fn every_sample_has_a_type_a_unit_and_only_known_labels() {
 }
 
 #[test]
+fn a_virtual_machine_has_metrics_of_its_own_and_others_have_none() {
+    let all = samples(&text(&clients()));
+    let of_guest = all
+        .iter()
+        .filter(|of| of.0.starts_with("undercroft_guest_"));
+    let of_guest: Vec<_> = of_guest
+        .map(|(name, labels, value)| (&name[17..], labels["pid"].as_str(), *value))
+        .collect();
+    let mib = |count: f64| count * 1_048_576.0;
+    let expected = [
+        ("bytes", "200", mib(160.0)),
+        ("resident_bytes", "200", mib(60.0)),
+        ("stored_bytes", "200", mib(90.0)),
+        ("given_back_bytes_total", "200", mib(30.0)),
+    ];
+    assert_eq!(of_guest, expected);
+}
+
+#[test]
 fn the_histogram_counts_up_to_all_faults_and_is_absent_where_a_run_tells_none() {
     let all = samples(&text(&clients()));
     let of = |name: &str| -> Vec<(String, f64)> {

@@ -395,6 +395,8 @@ fn the_page_allows_its_own_script_alone_and_names_nothing_outside() {
         "c.stall_bound",
         "c.counters.lost",
         "c.limit_exceeded.seconds",
+        "c.guest.resident_bytes",
+        "c.guest.given_back_bytes",
         "t.logical_bytes",
         "t.stored_bytes",
         "t.held_bytes",

@@ -206,9 +206,13 @@ fn facts(now: &Snapshot, width: usize) -> Vec<String> {
     }
     let latency = now.latency_bound.as_ref().map(bound_summary);
     let stall = now.stall_bound.as_ref().map(ToString::to_string);
-    for bound in latency.into_iter().chain(stall) {
-        let bound = format!("bound {bound}");
-        let words: Vec<String> = bound.split(' ').map(str::to_owned).collect();
+    let bounds = latency.into_iter().chain(stall);
+    let guest = now.guest.map(|guest| format!("virtual machine {guest}"));
+    for text in guest
+        .into_iter()
+        .chain(bounds.map(|of| format!("bound {of}")))
+    {
+        let words: Vec<String> = text.split(' ').map(str::to_owned).collect();
         lines.extend(flow(&words, " ", width));
     }
     lines
@@ -223,7 +227,7 @@ mod tests {
 
     use super::*;
     use crate::top::list::Order;
-    use undercroft_proto::report::{StallBoundReport, TierSnapshot};
+    use undercroft_proto::report::{GuestMemory, StallBoundReport, TierSnapshot};
 
     /// A run as `status --json` gives it. `at`: seconds since its start.
     fn snapshot(pid: u32, at: f64, faults: u64, stall: f64) -> Snapshot {
@@ -421,6 +425,34 @@ mod tests {
         assert!(screen(&mut list).contains("class batch"));
         list.update(Instant::now(), vec![snapshot(100, 2.0, 10, 0.0)]);
         assert!(!screen(&mut list).contains("class"));
+    }
+
+    #[test]
+    fn memory_of_a_virtual_machine_is_shown_and_not_cut() {
+        let guest = Some(GuestMemory {
+            bytes: 160 << 20,
+            resident_bytes: 60 << 20,
+            stored_bytes: 90 << 20,
+            given_back_bytes: 30 << 20,
+        });
+        for width in [60, 120] {
+            let mut list = List::new(Order::Faults);
+            let now = Snapshot {
+                guest,
+                ..snapshot(100, 1.0, 10, 0.0)
+            };
+            list.update(Instant::now(), vec![now]);
+            let text = screen_of(&mut list, width);
+            let words = |text: &str| -> String {
+                let letters = text.chars().filter(|of| !"\"│".contains(*of));
+                let text: String = letters.collect();
+                text.split_whitespace().collect::<Vec<_>>().join(" ")
+            };
+            let expected = "virtual machine 160.0 MiB: 60.0 MiB in memory, 90.0 MiB in tiers; \
+                            30.0 MiB given back so far";
+            assert!(words(&text).contains(expected), "{width}\n{text}");
+        }
+        assert!(!screen(&mut two_looks()).contains("virtual machine"));
     }
 
     #[test]

@@ -78,6 +78,9 @@ fn lines(report: &Report, paint: impl Fn(&'static str) -> &'static str) -> Strin
     }
     line("pages", pages(report));
     line("memory", memory(report));
+    if let Some(guest) = &report.guest {
+        line("guest", guest.to_string());
+    }
     for tier in &report.tiers {
         line("tier", self::tier(tier));
     }
