@@ -8,6 +8,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use undercroft_tests::{Job, MIB, Running, build, turn};
 
 use crate::takeover::{manager_of, successor};
+use crate::vm::guest;
 
 const OFF: &str = "Filename\tType\tSize\tUsed\tPriority\n";
 const ON: &str = "Filename\tType\tSize\tUsed\tPriority\n/test/swap file 8 0 -2\n";
@@ -78,5 +79,35 @@ fn no_page_leaves_while_swap_that_loses_pages_is_on() {
     run.signal(Signal::USR1);
     let outcome = run.wait().expect(0).expect_swapping(1000.0);
     assert!(!evidence.exists(), "a wrong byte");
+    assert!(outcome.errors.contains("swap is off"), "{outcome}");
+}
+
+/// The same of guest memory: it stays whole in memory meanwhile.
+#[test]
+fn no_page_of_a_guest_leaves_while_swap_that_loses_pages_is_on() {
+    turn!(beside_others, "it is about guest memory");
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let swaps = folder.path().join("swaps");
+    std::fs::write(&swaps, OFF).expect("written");
+    let job = guest(48 * MIB, &["2", "14", "3"]).limit(LIMIT);
+    let mut run = job.env("UNDERCROFT_TEST_SWAPS", &swaps).start();
+    let left = |run: &Running| run.status()?["pages"]["swapped_out"].as_u64();
+    run.until("pages that leave", 60, |run| {
+        left(run).filter(|pages| *pages > 1000)
+    });
+    std::fs::write(&swaps, ON).expect("written");
+    run.until("a warning", 60, |run| {
+        run.errors().contains("no page leaves").then_some(())
+    });
+    std::thread::sleep(Duration::from_millis(200)); // a batch that was under way has ended
+    let before = run.until("a status", 60, |run| left(run));
+    std::thread::sleep(Duration::from_millis(500));
+    let after = run.until("a status", 60, |run| left(run));
+    assert_eq!(before, after, "pages left");
+    std::fs::write(&swaps, OFF).expect("written");
+    run.until("pages that leave again", 60, |run| {
+        left(run).filter(|pages| *pages > after)
+    });
+    let outcome = run.wait().expect(0);
     assert!(outcome.errors.contains("swap is off"), "{outcome}");
 }
