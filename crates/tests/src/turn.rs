@@ -41,10 +41,12 @@ fn tell_failures() {
             let why = info.to_string();
             let [head, tail] =
                 [1000, why.len().saturating_sub(2000)].map(|at| why.ceil_char_boundary(at));
-            say(&match tail > head {
-                true => format!("FAILS: {name}: {} [...] {}", &why[..head], &why[tail..]),
-                false => format!("FAILS: {name}: {why}"),
-            });
+            let why = if tail > head {
+                format!("{} [...] {}", &why[..head], &why[tail..])
+            } else {
+                why
+            };
+            say(&format!("FAILS: {name}: {why}"));
             before(info);
         }));
     });
