@@ -60,8 +60,8 @@ fn a_generous_bound_is_kept_in_every_window() {
 #[test]
 fn a_bound_that_no_page_in_can_keep_is_missed_in_every_window() {
     turn!(one_at_a_time, "a plain run has no bound");
-    // The start refuses what the shortest load takes longer than, and names what is left: twice that
-    // is accepted. But many pages come from the file.
+    // The start refuses what the shortest load takes longer than, and names what is left: twice
+    // that is accepted. But many pages come from the file.
     let refused = tried_with("p99=1us").expect(125);
     let left = refused.errors.split("at least; p99=").nth(1);
     let left = left.and_then(|text| text.split(" us could be kept").next()?.parse().ok());
