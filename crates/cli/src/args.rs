@@ -12,7 +12,6 @@ use undercroft_base::{Bytes, Price};
 use undercroft_keeper::wanted::Wanted;
 use undercroft_policy::place::PlacementName;
 use undercroft_policy::prefetch::PrefetchName;
-use undercroft_policy::reclaim::ReclaimName;
 use undercroft_proto::name::RunName;
 use undercroft_proto::options::{AccessScan, WhenFull};
 use undercroft_qos::StallMax;
@@ -73,6 +72,9 @@ pub(crate) enum Command {
     Upgrade(UpgradeArgs),
     /// List the kinds of tiers and their options, measure tiers, or empty one of a running program
     Tiers(TiersArgs),
+    /// Begin a policy of your own, or check one
+    #[command(subcommand)]
+    Policy(PolicyCommand),
     /// Print a completion script for a shell
     #[command(after_help = COMPLETIONS_EXAMPLES)]
     Completions {
@@ -127,10 +129,11 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "DOLLARS", hide = true)]
     pub memory_price: Option<Price>,
 
-    /// Policy that chooses the pages to evict: auto or lru
-    #[arg(long = "policy", value_name = "NAME")]
-    #[arg(default_value = values::RECLAIM_DEFAULT)]
-    pub reclaim: ReclaimName,
+    /// Policy that chooses the pages to evict: auto, lru, or a WebAssembly file whose name ends in
+    /// .wasm. Pages that a file names leave first, and auto chooses the others
+    #[arg(long = "policy", value_name = "NAME|FILE.wasm")]
+    #[arg(default_value = values::RECLAIM_DEFAULT, value_parser = values::reclaim)]
+    pub reclaim: values::Policy,
 
     /// Policy that chooses the pages to load along with a fault: majority, readahead[:PAGES],
     /// window[:PAGES] or none
@@ -381,6 +384,22 @@ impl From<Log> for LogFormat {
             Log::Json => LogFormat::Json,
         }
     }
+}
+
+/// Commands of `undercroft policy`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum PolicyCommand {
+    /// Write a policy to begin with into a directory, which is made: C, built with clang and
+    /// wasm-ld
+    New {
+        /// The directory.
+        dir: PathBuf,
+    },
+    /// Check a policy file: what it needs and exports, and how it takes each kind of event
+    Check {
+        /// The file.
+        file: PathBuf,
+    },
 }
 
 /// Commands of `undercroft daemon`.

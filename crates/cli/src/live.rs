@@ -15,6 +15,7 @@ use undercroft_proto::messages::{Answered, Ask, MANAGER_TITLE};
 use undercroft_proto::options::RunOptions;
 use undercroft_proto::report::Snapshot;
 
+use crate::plugin;
 use undercroft_terminal::{Failure, status as code};
 
 /// Runs a program to its end. Returns its exit status.
@@ -44,7 +45,7 @@ pub(crate) fn serve() -> Result<u8, Failure> {
     read.map_err(|error| failed(error.to_string()))?;
     let launch = serde_json::from_slice(&bytes).map_err(|error| failed(error.to_string()))?;
     drop(bytes);
-    control::serve(launch).map_err(|error| failed(error.to_string()))?;
+    control::serve(launch, plugin::read).map_err(|error| failed(error.to_string()))?;
     Ok(0)
 }
 

@@ -15,6 +15,7 @@ mod measure;
 mod memory;
 #[cfg(test)]
 mod options_page;
+mod plugin;
 mod preflight;
 mod run;
 mod serve;
@@ -133,6 +134,8 @@ fn dispatch(command: Command) -> Result<ExitCode, Failure> {
         },
         Command::Tiers(args) if args.measure.is_empty() => tier_kinds::print(args.json),
         Command::Tiers(args) => measure::tiers(&args.measure, args.json),
+        Command::Policy(args::PolicyCommand::New { dir }) => plugin::template::write(&dir),
+        Command::Policy(args::PolicyCommand::Check { file }) => plugin::check::check(&file),
         Command::Completions { shell } => completions::print(Cli::command(), shell),
         Command::Pids => completions::pids(),
         Command::Man { out: Some(out), .. } => manual::write(Cli::command(), &out),

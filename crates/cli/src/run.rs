@@ -6,13 +6,16 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use undercroft_base::{Bytes, TierId};
+use undercroft_policy::reclaim::ReclaimName;
 use undercroft_proto::options::{ClientOptions, ReportTo, Rights, RunOptions};
 use undercroft_tier::dram;
 use undercroft_tier::spec::TierSpec;
 
 use crate::args::RunArgs;
 use crate::memory::Memory;
+use crate::plugin;
 use crate::preflight;
+use crate::values::Policy;
 use undercroft_terminal::{Failure, log_message, status};
 
 /// Everything before the run itself: checks and defaults. Nothing is started, and nothing left
@@ -31,12 +34,16 @@ pub(crate) fn options(args: RunArgs) -> Result<RunOptions, Failure> {
         args.tiers
     };
     check_count(&tiers)?;
+    let (reclaim, plugin) = match args.reclaim {
+        Policy::Name(name) => (name, None),
+        Policy::File(path) => (ReclaimName::default(), Some(plugin::open(&path)?)),
+    };
     let takeovers_asked = args.takeovers_max.or(args.no_takeover.then_some(0));
     let takeovers_max = takeovers(takeovers_asked, &tiers, args.trace.is_some())?;
     let client = ClientOptions {
         memory_max: Bytes(memory_max),
         tiers,
-        reclaim: args.reclaim,
+        reclaim,
         prefetch: args.prefetch,
         placement: args.placement,
         when_full: args.when_full.into(),
@@ -52,6 +59,7 @@ pub(crate) fn options(args: RunArgs) -> Result<RunOptions, Failure> {
         rights: Rights::default(),
         name: args.name,
         compressors: args.compressors,
+        plugin,
     };
     let both = client.latency.map_or(Ok(()), |_| client.can_bound_both());
     if let (Some(bound), Err(why)) = (client.stall_max, client.can_bound_stall().and(both)) {

@@ -1,5 +1,6 @@
 //! Parses each option's value, and refuses with what, why and the fix. The argument parser uses it.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use undercroft_base::{Bytes, Nanos};
@@ -136,6 +137,24 @@ pub(crate) fn access_scan(text: &str) -> Result<AccessScan, String> {
             "an interval of {ACCESS_SCAN_MIN:?} to {ACCESS_SCAN_MAX:?} is useful, such as 100ms; or auto, or never"
         ))
     }
+}
+
+/// `--policy` as typed.
+#[derive(Clone, Debug)]
+pub(crate) enum Policy {
+    /// A policy of ours.
+    Name(reclaim::ReclaimName),
+    /// A file of the user's.
+    File(PathBuf),
+}
+
+/// `--policy`: a name, or a file whose name ends in `.wasm`.
+pub(crate) fn reclaim(text: &str) -> Result<Policy, String> {
+    if text.ends_with(".wasm") {
+        return Ok(Policy::File(PathBuf::from(text)));
+    }
+    let name = text.parse().map(Policy::Name);
+    name.map_err(|error: undercroft_policy::UnknownPolicy| format!("{error}, or a FILE.wasm"))
 }
 
 /// `--compressors`: a number of threads.

@@ -25,6 +25,19 @@ impl<L: Ledger> Evictions<'_, L> {
     /// A page of a further one is lost if the successor finds it absent.
     #[inline(always)] // on the eviction path
     pub fn select(&mut self, want: usize, out: &mut Vec<EvictItem>) -> bool {
+        self.select_ahead(&[], want, out)
+    }
+
+    /// As [`Evictions::select`], but pages of `wishes` leave first: those that could have been
+    /// chosen, too. The policy chooses the rest of the batch. The numbers may be of no space and
+    /// no page.
+    #[inline(always)] // on the eviction path
+    pub fn select_ahead(
+        &mut self,
+        wishes: &[(SpaceId, VirtPage)],
+        want: usize,
+        out: &mut Vec<EvictItem>,
+    ) -> bool {
         self.engine.victims.clear();
         self.engine.take_back_refused(false);
         // At most half of the resident pages are protected. Fewer are, when nothing else can leave
@@ -34,6 +47,9 @@ impl<L: Ledger> Evictions<'_, L> {
             Room::Ahead => (self.engine.resident / 2).min(RECENT_PAGES as u64) as usize,
             Room::AfterPlan => 0,
         };
+        if !wishes.is_empty() {
+            self.engine.name_wished(wishes, want, protected);
+        }
         self.engine.name_victims(want, protected);
         while self.engine.victims.is_empty() && protected > 0 && self.engine.books().is_full() {
             protected /= 2;
@@ -306,7 +322,7 @@ impl<L: Ledger> Engine<L> {
             self.batch.put(at, page);
             out.push(item);
         }
-        if self.journal.is_some() {
+        if !self.journals.is_empty() {
             self.tell_batch(out);
         }
         if self.linked.is_some() {
@@ -368,7 +384,8 @@ impl<L: Ledger> Engine<L> {
                 Verdict::Take
             }
         };
-        let want = want.min(most);
+        let named: u64 = victims.iter().map(|no| table.base_pages(*no)).sum();
+        let want = want.min(most).saturating_sub(named as usize);
         if table.large() == 0 {
             reclaim.select(want, SELECT_SCAN_MAX, &mut verdict, victims);
         } else {
@@ -381,6 +398,41 @@ impl<L: Ledger> Engine<L> {
             }
         }
         self.keep_victims();
+    }
+
+    /// Makes those of `wishes` the victims that the policy could have named: up to `want` base
+    /// pages. None is locked, of the newest `protected`, refused a while ago, or of a space whose
+    /// agent holds as many as it can.
+    #[inline(never)]
+    fn name_wished(&mut self, wishes: &[(SpaceId, VirtPage)], want: usize, protected: usize) {
+        let most = if self.batch.is_any() {
+            HALF_PAGES
+        } else {
+            EVICT_PAGES_MAX
+        };
+        let mut missing = want.min(most) as u64;
+        for &(space, page) in wishes {
+            if missing == 0 {
+                break;
+            }
+            let Some(no) = self.table.find(space, page) else {
+                continue;
+            };
+            let entry = self.table.entry(no);
+            let may_leave = entry.state == PageState::Resident
+                && !entry.flags.has(Flags::LOCKED)
+                && !entry.flags.has(Flags::INHERITED)
+                && self.is_listed(no)
+                && !self.recent.holds(no, protected)
+                && !self.victims.contains(&no);
+            if may_leave && !self.kept.spaces.contains(&space) && self.batch.places_for(space).1 > 0
+            {
+                self.reclaim.remove(no);
+                self.victims.push(no);
+                self.stats.wished += 1;
+                missing = missing.saturating_sub(self.table.base_pages(no));
+            }
+        }
     }
 
     #[inline]

@@ -566,7 +566,7 @@ impl<L: Ledger> Engine<L> {
         self.table.set(item.no, resident);
         self.reclaim.insert(item.no, arrival);
         self.recent.push(item.no);
-        if self.journal.is_some() {
+        if !self.journals.is_empty() {
             self.tell_installed(fault, item);
         }
     }

@@ -72,15 +72,15 @@ pub trait Journal: Send + Sync {
 }
 
 impl<L> Engine<L> {
-    /// Tells `journal` all that happens from now on.
-    pub fn set_journal(&mut self, journal: Arc<dyn Journal>) {
-        self.journal = Some(journal);
+    /// Tells `journal` all that happens from now on, besides the others.
+    pub fn add_journal(&mut self, journal: Arc<dyn Journal>) {
+        self.journals.push(journal);
     }
 
-    /// Tells the listener, if there is one. Cost: one branch without.
+    /// Tells the listeners, if there are any. Cost: one branch without.
     #[inline(always)]
     pub(crate) fn tell(&self, event: BookEvent) {
-        if let Some(journal) = &self.journal {
+        for journal in &self.journals {
             journal.note(event);
         }
     }

@@ -192,8 +192,8 @@ pub struct Engine<L> {
     stats: Stats,
     /// Events of the pages that are followed, if any are.
     seen: Option<Box<seen::Seen>>,
-    /// Hears of every change.
-    journal: Option<Arc<dyn Journal>>,
+    /// These hear of every change.
+    journals: Vec<Arc<dyn Journal>>,
 }
 
 /// A fault message.
@@ -296,7 +296,7 @@ impl<L: Ledger> Engine<L> {
             victims: Vec::with_capacity(limits::EVICT_PAGES_MAX),
             stats: Stats::default(),
             seen: None,
-            journal: None,
+            journals: Vec::new(),
         }
     }
 

@@ -45,6 +45,8 @@ pub struct Stats {
     pub refused_store: u64,
     /// Victims touched while they were leaving.
     pub recalled: u64,
+    /// Victims that a plugin had named.
+    pub wished: u64,
     /// Pages whose copies failed to verify.
     pub lost: u64,
     /// Pages that the kernel had dropped without an event.

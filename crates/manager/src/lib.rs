@@ -13,6 +13,8 @@
 //! - control, the first thread: handshakes, exits, pressure, discovery, status. It has priority 1
 //!   until the client is managed.
 //! - `uc-guard` (priority 1): moves threads of the manager that get no CPU. It takes no lock.
+//! - `uc-plugin` (`--policy FILE.wasm`): runs the user's policy when no other thread wants the CPU.
+//!   It takes no lock.
 //! - `uc-strays`: looks for processes of the program that are not managed.
 //! - For a while: `uc-add` (`tiers add`), `uc-core` (`undercroft core`), `uc-give-way` (memory for
 //!   a userfaultfd of the program's own), `uc-trace` (`--trace`). In the keeper: `uc-grant` (a
@@ -53,6 +55,7 @@
 //! - A page number with its address is checked again whenever a lock was released in between
 //!   (`is_at`). So are the pages of a plan (`validate`), if a load was upset meanwhile (`Upsets`).
 
+mod advice;
 mod books;
 pub mod control;
 mod cpus;

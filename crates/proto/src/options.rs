@@ -90,6 +90,19 @@ pub struct ClientOptions {
     pub name: Option<RunName>,
     /// Threads that compress, with the evictor; `None` = by the number of CPUs.
     pub compressors: Option<usize>,
+    /// A policy of the user's that names pages first; `None` = none.
+    #[serde(default)]
+    pub plugin: Option<PluginFile>,
+}
+
+/// A policy file, as it was when the run started: it may change or go while the program runs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PluginFile {
+    /// The path that the user gave, for reports.
+    pub file: String,
+    /// Its bytes.
+    #[serde(with = "as_hex")]
+    pub module: Vec<u8>,
 }
 
 /// Most threads that compress.
@@ -257,6 +270,38 @@ mod as_name {
     }
 }
 
+/// Bytes in JSON: two digits each.
+mod as_hex {
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(bytes: &[u8], to: S) -> Result<S::Ok, S::Error> {
+        const DIGITS: &[u8; 16] = b"0123456789abcdef";
+        let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
+        let text: String = digits
+            .map(|digit| char::from(DIGITS[usize::from(digit)]))
+            .collect();
+        to.serialize_str(&text)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<u8>, D::Error> {
+        let text = String::deserialize(from)?;
+        let digit = |digit: u8| match digit {
+            b'0'..=b'9' => Some(digit - b'0'),
+            b'a'..=b'f' => Some(digit - b'a' + 10),
+            _ => None,
+        };
+        let (pairs, rest) = text.as_bytes().as_chunks::<2>();
+        let bytes = pairs
+            .iter()
+            .map(|[high, low]| Some(digit(*high)? << 4 | digit(*low)?));
+        let bytes: Option<Vec<u8>> = bytes.collect();
+        bytes
+            .filter(|_| rest.is_empty())
+            .ok_or_else(|| D::Error::custom("these are no bytes in hexadecimal"))
+    }
+}
+
 /// A bound, a price or a name in JSON: its text, or null.
 pub(crate) mod as_bound {
     use std::fmt::Display;
@@ -332,6 +377,10 @@ mod tests {
             },
             name: Some("web".parse().expect("a name")),
             compressors: Some(3),
+            plugin: Some(PluginFile {
+                file: "mine.wasm".to_owned(),
+                module: vec![0, 0x61, 0xff],
+            }),
         }
     }
 

@@ -274,6 +274,11 @@ pub fn set_fair(tid: u32) -> io::Result<()> {
     set_scheduler(tid, libc::SCHED_OTHER | libc::SCHED_RESET_ON_FORK, 0)
 }
 
+/// Has a thread run only while no other wants its CPU. Threads that it starts run as others do.
+pub fn set_idle(tid: u32) -> io::Result<()> {
+    set_scheduler(tid, libc::SCHED_IDLE | libc::SCHED_RESET_ON_FORK, 0)
+}
+
 fn set_scheduler(tid: u32, policy: i32, priority: i32) -> io::Result<()> {
     // SAFETY: an all-zero sched_param is valid; only the priority is read.
     let mut param: libc::sched_param = unsafe { std::mem::zeroed() };

@@ -11,6 +11,7 @@ use undercroft_qos::{LatencyBound, StallMax};
 
 use crate::bound;
 use crate::kernel_swap::KernelSwap;
+use crate::replay::plugin::Plugin;
 use crate::sharing::Sharing;
 
 /// How much DRAM the clients have together.
@@ -85,8 +86,15 @@ pub fn page_bytes(text: &str) -> Result<u64, SetupError> {
     Ok(bytes.0)
 }
 
-/// A reclaim policy or bound. Errors: an unknown name; the fix lists the valid ones.
+/// A policy file of the user's: its name ends so.
+pub const FILE_END: &str = ".wasm";
+
+/// A reclaim policy, a policy file or a bound. Errors: an unknown name, with the valid ones; a file
+/// that is no policy, with why.
 pub fn reclaim(text: &str) -> Result<String, SetupError> {
+    if text.ends_with(FILE_END) {
+        return Plugin::open(text).map(|_| text.to_owned());
+    }
     if bound::NAMES.contains(&text) || undercroft_policy::reclaim::by_name(text).is_ok() {
         return Ok(text.to_owned());
     }

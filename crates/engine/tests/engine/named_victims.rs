@@ -59,3 +59,58 @@ fn a_batch_is_the_most() {
     let taken = take(&mut engine, space, &[range(0, 50), range(50, 100)]);
     assert_eq!(taken, (0..64).collect::<Vec<_>>());
 }
+
+/// Wishes lead a batch of `want`; the pages leave. Returns them, and how many were wished.
+fn ahead(
+    engine: &mut Engine<VecLedger>,
+    wishes: &[(SpaceId, u64)],
+    want: usize,
+) -> (Vec<u64>, u64) {
+    let wished = engine.books().stats().wished;
+    let wishes: Vec<_> = (wishes.iter())
+        .map(|(space, page)| (*space, VirtPage(*page)))
+        .collect();
+    let (mut batch, mut wake) = (Vec::new(), Vec::new());
+    assert!(engine.evictions().select_ahead(&wishes, want, &mut batch));
+    for item in &batch {
+        engine.evictions().settle(item.at, Taken::Moved, &mut wake);
+        engine
+            .evictions()
+            .publish(item.at, Outcome::Fill(0), &mut wake);
+    }
+    engine.books().audit();
+    let pages = batch.iter().map(|item| item.page.0).collect();
+    (pages, engine.books().stats().wished - wished)
+}
+
+#[test]
+fn wishes_lead_the_batch_and_the_policy_fills_it() {
+    let (mut engine, space) = engine();
+    let wishes = [(space, 100), (space, 90), (space, 100)];
+    assert_eq!(ahead(&mut engine, &wishes, 4), (vec![0, 1, 90, 100], 2));
+    let many: Vec<_> = (20..60).map(|page| (space, page)).collect();
+    assert_eq!(ahead(&mut engine, &many, 3), (vec![20, 21, 22], 3));
+}
+
+#[test]
+fn wishes_of_no_page_and_of_pages_that_must_stay_change_nothing() {
+    let (mut engine, space) = engine();
+    assert_eq!(engine.layout().lock(space, range(5, 6), true).0, 0);
+    let (mut batch, mut wake) = (Vec::new(), Vec::new());
+    let refused = [(space, VirtPage(7))];
+    assert!(engine.evictions().select_ahead(&refused, 1, &mut batch));
+    // It is pinned: it waits until it may be tried again, whatever is wished.
+    engine
+        .evictions()
+        .settle(batch[0].at, Taken::Busy, &mut wake);
+    let wishes = [
+        (space, 5),
+        (space, 7),
+        (space, 199),
+        (space, 300),
+        (space, u64::MAX),
+        (SpaceId(77), 8),
+        (SpaceId(u32::MAX), u64::MAX),
+    ];
+    assert_eq!(ahead(&mut engine, &wishes, 3), (vec![0, 1, 2], 0));
+}

@@ -25,6 +25,7 @@ use self::ledger::MemfdLedger;
 use self::metered::MeteredTier;
 use self::runs::Runs;
 use self::table::Tiers;
+use crate::advice::Advice;
 use crate::cpus::FAULT_THREADS_MAX;
 use crate::gauges::scale::{Hold, Longest};
 use crate::record::Record;
@@ -79,6 +80,8 @@ pub(crate) struct Books {
     pub legacy: Arc<Legacy>,
     /// The trace of `--trace`. The engine tells it each change.
     pub record: Option<Arc<Record>>,
+    /// The queues of the run's plugin. The engine tells it each change.
+    pub advice: Option<Arc<Advice>>,
     /// Estimates the faults of other limits.
     curve: Option<Follower>,
     /// Slots that each fault thread has not freed yet: it frees many at a time. With one of these
@@ -125,7 +128,7 @@ impl Books {
     ) -> Books {
         let record = record.map(Arc::new);
         if let Some(record) = &record {
-            engine.set_journal(record.clone());
+            engine.add_journal(record.clone());
         }
         Books {
             upsets: engine.upsets(),
@@ -137,12 +140,20 @@ impl Books {
             storing: RwLock::default(),
             legacy,
             record,
+            advice: None,
             curve: None,
             late: std::array::from_fn(|_| Mutex::new(Vec::with_capacity(1024))),
             drains: Drains::default(),
             zero_runs: Runs::default(),
             leave_next: Runs::default(),
         }
+    }
+
+    /// Has a plugin hear of every change from now on.
+    pub(crate) fn with_advice(mut self, advice: Arc<Advice>) -> Books {
+        self.engine().add_journal(advice.ears.clone());
+        self.advice = Some(advice);
+        self
     }
 
     /// Locks the engine. A hold lasts microseconds, and a sleep costs two wake-ups of an idle CPU.

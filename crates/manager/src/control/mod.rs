@@ -50,6 +50,7 @@ use self::parting::Parting;
 pub use self::start::serve;
 use self::swap::SwapWatch;
 use self::tell::Since;
+pub use crate::evict::advised::ReadPlugin;
 use crate::log;
 use crate::record::Record;
 use crate::signals::Doom;

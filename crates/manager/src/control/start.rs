@@ -40,12 +40,14 @@ use super::parting::Parting;
 use super::swap::SwapWatch;
 use super::takeover::{Inheritance, TakeoverError};
 use super::tell::{Since, pause_again};
+use crate::advice::{Advice, PLUGIN_THREAD};
 use crate::books::curve::Follower;
 use crate::books::ledger::MemfdLedger;
 use crate::books::metered::MeteredTier;
 use crate::books::{Books, ledger, tiers};
 use crate::cpus::{CpuPlan, FAULT_THREAD, fault_cpus};
 use crate::evict::Evictor;
+use crate::evict::advised::{self, ReadPlugin};
 use crate::fault::{FaultThread, RING_ENTRIES};
 use crate::gauges::Gauges;
 use crate::migrate::{Migrator, READS_AT_ONCE};
@@ -60,20 +62,24 @@ use crate::space::watch::{self, Watch};
 
 /// Serves one client until the keeper says that it has ended. The body of `undercroft manager`.
 ///
+/// * `read`: makes a plugin of a policy file.
+///
 /// Errors: set-up failed; nothing was registered yet.
-pub fn serve(launch: Launch) -> io::Result<()> {
-    // A panic of any thread ends the manager. The keeper then ends the program, so that it never
-    // runs on without a part of its manager.
+pub fn serve(launch: Launch, read: ReadPlugin) -> io::Result<()> {
+    // A panic of any thread but the plugin's ends the manager. The keeper then ends the program, so
+    // that it never runs on without a part of its manager.
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
         report(info);
-        std::process::abort();
+        if std::thread::current().name() != Some(PLUGIN_THREAD) {
+            std::process::abort();
+        }
     }));
     // It was started by a descriptor, which gives it the number as a name.
     let _ = rustix::thread::set_name(c"undercroft");
     inherit::leave_streams()?; // the description, which the process has read
     let link = process::take_inherited(launch.link)?;
-    if let Err(error) = serve_over(launch, link.try_clone()?) {
+    if let Err(error) = serve_over(launch, link.try_clone()?, read) {
         // The keeper tells the user.
         tell(&link, &Notice::Failed(error.to_string()))?;
     }
@@ -258,7 +264,7 @@ fn take_rights(rights: &Rights) -> Result<(), StartError> {
     }
 }
 
-fn serve_over(launch: Launch, link: OwnedFd) -> Result<(), StartError> {
+fn serve_over(launch: Launch, link: OwnedFd, read: ReadPlugin) -> Result<(), StartError> {
     take_rights(&launch.options.rights)?;
     let (device, mut swap) = check_permissions(&launch)?;
     let keeper = PidFd::open(launch.keeper)?;
@@ -277,7 +283,10 @@ fn serve_over(launch: Launch, link: OwnedFd) -> Result<(), StartError> {
     let watch = watch::new();
     let mut settled = inheritance.map(|of| of.settle(&shared)).transpose()?;
     let in_hand = settled.as_mut().map(|of| std::mem::take(&mut of.in_hand));
-    let threads = start_threads(&shared, &watch, scanner, in_hand)?;
+    let mut threads = start_threads(&shared, &watch, scanner, in_hand)?;
+    if let Some(advice) = &shared.books.advice {
+        threads.push(advised::start(&shared, advice, read)?);
+    }
     let now = Instant::now();
     let mut control = Control {
         doors: Doors {
@@ -447,6 +456,9 @@ fn share(
     if let Some(limit) = undercroft_proto::report::limit(options.memory_max.0) {
         let pages = Bytes(limit).pages_floor();
         books = books.with_curve(Follower::new(&options.reclaim, &options.placement, pages));
+    }
+    if options.plugin.is_some() {
+        books = books.with_advice(Arc::new(Advice::default()));
     }
     let shared = Arc::new(Shared {
         books,

@@ -319,9 +319,10 @@ impl Control {
     }
 
     fn policies(&self) -> Policies {
-        let (choice, share) = {
+        let (choice, share, wished) = {
             let engine = self.shared.books.engine();
-            (engine.books().reclaim_choice(), engine.books().share())
+            let books = engine.books();
+            (books.reclaim_choice(), books.share(), books.stats().wished)
         };
         Policies {
             reclaim: self.launch.options.reclaim.to_string(),
@@ -336,6 +337,9 @@ impl Control {
                 lru_sample_faults: choice.sample_faults[0],
                 active_inactive_sample_faults: choice.sample_faults[1],
             }),
+            plugin: (self.shared.books.advice.as_ref())
+                .zip(self.shared.options.plugin.as_ref())
+                .map(|(advice, plugin)| advice.report(&plugin.file, wished)),
         }
     }
 

@@ -19,6 +19,7 @@ use undercroft_sys::process;
 use undercroft_sys::procfs::{self, RunTime, Running, ThreadStat};
 
 use super::{CpuPlan, FAULT_THREAD};
+use crate::advice::PLUGIN_THREAD;
 use crate::signals::Signals;
 
 /// Time between two looks.
@@ -139,7 +140,11 @@ impl Guard<'_> {
         for tid in ids {
             let known = self.wards.iter().any(|ward| ward.thread.tid == tid);
             if let (false, Some(thread)) = (known || tid == this, Watched::new(tid)) {
-                let serves = procfs::thread_name(tid).is_some_and(|n| n.starts_with(FAULT_THREAD));
+                let name = procfs::thread_name(tid).unwrap_or_default();
+                if name == PLUGIN_THREAD {
+                    continue; // it gets what others leave
+                }
+                let serves = name.starts_with(FAULT_THREAD);
                 let works = self.placement.is_worker(tid) || tid == std::process::id();
                 self.wards.push(Ward {
                     thread,

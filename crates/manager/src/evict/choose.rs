@@ -1,5 +1,5 @@
 //! Chooses the pages of a batch: zero pages first, then copies of fork relatives, then those that
-//! the policy names.
+//! a plugin names, then those that the policy names.
 
 use std::sync::Arc;
 
@@ -29,18 +29,22 @@ impl Evictor {
         // Zero pages are not tried twice in a row in vain: their process may be stopped, or in
         // fork().
         let zeros = !self.zeros_in_vain && self.select_zeros(items);
-        let any = zeros || self.select_next(items) || self.choose_next(most, items);
+        let any = zeros || self.select_next(items);
+        let any = any || self.choose_next(most, items);
         (any, zeros)
     }
 
-    /// Chooses the policy's next victims. The policy may first name pages of processes that are
-    /// passed over, and forgets those. It does so a few at a time, because the books are locked
-    /// meanwhile.
+    /// Chooses the next victims: first what a plugin wants to leave, then by the policy. That may
+    /// first name pages of processes that are passed over, and forgets those. It does so a few at a
+    /// time, because the books are locked meanwhile.
     fn choose_next(&mut self, most: usize, items: &mut Vec<EvictItem>) -> bool {
+        let mut wishes = self.take_wishes();
         for _ in 0..ASKS_MAX {
             let kept = self.kept;
             let mut engine = self.shared.books.engine_for_many();
-            if engine.evictions().select(most, items) {
+            let any = engine.evictions().select_ahead(&wishes, most, items);
+            wishes.clear();
+            if any {
                 return true;
             }
             drop(engine);

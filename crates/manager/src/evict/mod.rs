@@ -12,7 +12,8 @@
 //!    batch by batch. Before each batch the placement policy is asked what to demote.
 //! 2. Choose, up to 64 pages, of the first kind that gives one: zero pages that were only read, if
 //!    16 of them are found or there is no room; the other pages of a shared frame, once a fork
-//!    relative's page of it has left; victims that the policy names. Locked pages are never chosen.
+//!    relative's page of it has left; pages that a plugin wants to leave; victims that the policy
+//!    names. Locked pages are never chosen.
 //!    The 32 pages installed last stay, unless there is no room and nothing else can leave. A page
 //!    that the kernel refused to move waits until as many pages were chosen as are resident, and
 //!    twice as long after each refusal in a row.
@@ -34,6 +35,7 @@
 //! a group that is set aside gets new ones.
 
 mod adopt;
+pub(crate) mod advised;
 mod aside;
 mod choose;
 mod compressors;
@@ -219,6 +221,10 @@ impl Evictor {
         engine.turn(turned);
         let step = self.reclaimer.step(&mut engine, now);
         self.before.pressed = engine.books().room() < 1;
+        if let Some(advice) = &self.shared.books.advice {
+            let books = engine.books();
+            advice.note_memory(books.dram_used(), books.stats().faults);
+        }
         if self.pending.is_none() {
             let stats = engine.books().stats();
             self.before.freed = stats.base_pages_freed;

@@ -451,6 +451,41 @@ pub struct Policies {
     /// Choice of the reclaim policy `auto`; null with any other.
     #[serde(default)]
     pub choice: Option<PolicyChoice>,
+    /// The policy file of `--policy FILE.wasm`; null without.
+    #[serde(default)]
+    pub plugin: Option<PluginReport>,
+}
+
+/// A policy file at work.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct PluginReport {
+    /// The path that the user gave.
+    pub file: String,
+    /// Events that it heard.
+    pub events: u64,
+    /// Events that it did not hear, because it was late.
+    pub events_late: u64,
+    /// Events at which it trapped, or used all its fuel.
+    pub failures: u64,
+    /// Whether it failed so often that it is not asked any more.
+    pub dismissed: bool,
+    /// Pages that it named, and that the evictor looked at.
+    pub pages_wished: u64,
+    /// Pages of these that were in memory, might leave, and were chosen.
+    pub pages_chosen: u64,
+    /// Pages that it named beyond what an event, or the queue, has room for.
+    pub wishes_refused: u64,
+    /// The parameters that it has registered.
+    pub parameters: Vec<PluginParameter>,
+}
+
+/// A parameter of a policy file.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct PluginParameter {
+    /// The name.
+    pub name: String,
+    /// The value.
+    pub value: i64,
 }
 
 /// Choice of the reclaim policy `auto`, and by which figures.

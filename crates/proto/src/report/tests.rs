@@ -223,6 +223,17 @@ fn policies() -> Policies {
             lru_sample_faults: 30,
             active_inactive_sample_faults: 10,
         }),
+        plugin: Some(PluginReport {
+            file: "mine.wasm".into(),
+            events: 100,
+            pages_wished: 20,
+            pages_chosen: 10,
+            parameters: vec![PluginParameter {
+                name: "behind".into(),
+                value: 16,
+            }],
+            ..PluginReport::default()
+        }),
     }
 }
 

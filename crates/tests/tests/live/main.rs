@@ -27,6 +27,7 @@ mod miss_ratio_curve;
 mod neighbours;
 mod one_device;
 mod packaging;
+mod plugins;
 mod policies;
 mod read_only;
 mod real_programs;

@@ -19,7 +19,8 @@ use crate::bound::random::RandomReclaim;
 use crate::page_stream::PageStream;
 use crate::replay::following::Following;
 use crate::replay::page_outs::new_histogram;
-use crate::setup::{Setup, SetupError, SimRoom};
+use crate::replay::plugin::Plugin;
+use crate::setup::{FILE_END, Setup, SetupError, SimRoom};
 
 /// The page differs from its stored copy, if it has one.
 pub(super) const DIRTY: u8 = 1;
@@ -161,6 +162,8 @@ pub struct Client<'a> {
     /// Pages that leave before any that the policy names, because the other owner of their frame
     /// has left.
     pub leave_next: Vec<PageNo>,
+    /// The user's policy, if there is one.
+    pub(super) plugin: Option<Plugin>,
     /// How many pages may not leave, by the trace.
     pub locked: u64,
     /// Nanoseconds of each fault that read from a tier.
@@ -208,6 +211,8 @@ type WithFuture = (Box<dyn Reclaim>, Option<Arc<Future>>);
 /// The reclaim policy of a setup.
 fn reclaim_of(setup: &Setup, stream: &PageStream, seed: u64) -> Result<WithFuture, SetupError> {
     match setup.reclaim.as_str() {
+        // A file only names pages first. The default chooses the others, as in a run.
+        file if file.ends_with(FILE_END) => Ok((ReclaimName::default().make(), None)),
         "random" => Ok((Box::new(RandomReclaim::new(seed)), None)),
         "belady" => {
             let future = Arc::new(Future::new(&stream.references, stream.numbers));
@@ -277,6 +282,13 @@ impl<'a> Client<'a> {
         let part = place.reserve_part();
         engine.set_place(place);
         let space = add_pages(&mut engine, stream);
+        let plugin = if setup.reclaim.ends_with(FILE_END) {
+            let plugin = Plugin::open(&setup.reclaim)?;
+            plugin.attend(&mut engine);
+            Some(plugin)
+        } else {
+            None
+        };
         let numbers = stream.numbers as usize;
         Ok(Client {
             index: 0,
@@ -304,6 +316,7 @@ impl<'a> Client<'a> {
             plan: LoadPlan::default(),
             batch: Vec::new(),
             leave_next: Vec::new(),
+            plugin,
             locked: 0,
             latency: new_histogram(),
             waits: setup.waits.then(Vec::new),

@@ -117,6 +117,9 @@ impl Host {
         };
         client.at += 1;
         client.control_stall();
+        if client.plugin.is_some() {
+            client.tell_plugin();
+        }
         if write && client.marks[no.0 as usize] & SHARED != 0 && self.write_shared(client, no)? {
             return Ok(());
         }
@@ -374,8 +377,14 @@ impl Host {
                 return heirs;
             }
         }
+        let mut wishes = client.take_wishes();
         let mut tries = 0;
-        while !client.engine.evictions().select(want, &mut client.batch) {
+        while !client
+            .engine
+            .evictions()
+            .select_ahead(&wishes, want, &mut client.batch)
+        {
+            wishes.clear();
             // A policy scans a bounded number of pages a call; two laps find a victim.
             tries += 1;
             if tries > 4 + client.engine.books().resident().0 {

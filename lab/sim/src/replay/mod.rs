@@ -24,6 +24,7 @@ mod following;
 mod forks;
 mod host;
 pub mod page_outs;
+pub(crate) mod plugin;
 mod sharing;
 pub mod tiers;
 

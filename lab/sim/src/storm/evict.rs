@@ -91,7 +91,17 @@ impl World {
         self.holding
             .retain(|(owner, place), _| busy.contains(&(*owner, half_of(*place))));
         self.oracle.forget_returning();
-        let any = self.engine.evictions().select(want, &mut items);
+        let now_ms = self.clock.0 / 1_000_000;
+        let plugin = self.plugin.as_mut();
+        let wishes = plugin.map_or_else(Vec::new, |of| of.wishes(&self.engine, now_ms));
+        let wished = self.engine.books().stats().wished;
+        let any = self
+            .engine
+            .evictions()
+            .select_ahead(&wishes, want, &mut items);
+        if self.engine.books().stats().wished > wished {
+            self.saw("victims that a plugin named");
+        }
         for item in &items {
             assert!(
                 self.proc_of(item.space).is_some(),

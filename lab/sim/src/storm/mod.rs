@@ -5,10 +5,10 @@
 //! have the steps, `reclaim.rs` what the reclaim machine says, and `work.rs` what is under way.
 //! Beside it runs a program that touches and changes its memory (`program.rs`). Devices and the
 //! kernel fail (`failures.rs`), managers die (`takeover.rs`), a placement links the wrong pages
-//! (`tangle.rs`), and a prefetcher brings the wrong neighbours (`beside.rs`). A byte oracle is
-//! asked after every step (`check.rs`). A listener of the engine (`heard.rs`) is compared with the
-//! books now and then, while no event waits. `run.rs` runs seeds, `minimise.rs` shrinks one that
-//! failed, and `recipe.rs` writes it down.
+//! (`tangle.rs`), a prefetcher brings the wrong neighbours (`beside.rs`), and a plugin names the
+//! wrong pages (`meddler.rs`). A byte oracle is asked after every step (`check.rs`). A listener of
+//! the engine (`heard.rs`) is compared with the books now and then, while no event waits. `run.rs`
+//! runs seeds, `minimise.rs` shrinks one that failed, and `recipe.rs` writes it down.
 
 mod aside;
 mod beside;
@@ -20,6 +20,7 @@ mod faults;
 mod heard;
 mod leader;
 mod ledger;
+mod meddler;
 mod minimise;
 mod program;
 mod recipe;
@@ -33,9 +34,10 @@ mod world;
 
 pub use evictor::Evictor;
 pub use ledger::StormLedger;
+pub use meddler::{MakePolicy, Plugin};
 pub use minimise::{Minimised, minimise};
 pub use recipe::{Recipe, RecipeError, check as check_recipe};
-pub use run::{Ended, Failure, Tally, replay, run, run_seeds};
+pub use run::{Ended, Failure, Tally, replay, run, run_seeds, run_with};
 pub use setup::{FullAction, Sabotage, StormSetup, TierSetup};
 pub use work::{Demotion, DeviceRead, Eviction, Flight, Got, SpaceRates, TakenOut};
 pub use world::*;

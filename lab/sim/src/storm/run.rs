@@ -9,6 +9,7 @@ use std::sync::{Mutex, Once, PoisonError};
 
 use undercroft_base::{VirtPage, VirtRange};
 
+use super::meddler::{MakePolicy, meddler};
 use super::recipe::Recipe;
 use super::setup::StormSetup;
 use super::world::World;
@@ -71,9 +72,14 @@ pub struct Ended {
 
 /// Runs the storm of `setup` until `operations` have been done.
 pub fn run(setup: &StormSetup, operations: u64) -> Ended {
+    run_with(setup, operations, meddler)
+}
+
+/// As [`run`], with another policy in the place of the plugin that names pages at random.
+pub fn run_with(setup: &StormSetup, operations: u64, policy: MakePolicy) -> Ended {
     let mut next = 0;
     let most = operations.saturating_mul(STEPS_PER_OPERATION);
-    let (tally, failure) = drive(setup, |world| {
+    let (tally, failure) = drive(setup, policy, |world| {
         let go_on = world.operations < operations && next < most;
         go_on.then(|| {
             next += 1;
@@ -97,7 +103,7 @@ pub fn run(setup: &StormSetup, operations: u64) -> Ended {
 /// Runs exactly the steps of `recipe`.
 pub fn replay(recipe: &Recipe) -> Ended {
     let mut steps = recipe.steps.iter().copied();
-    let (tally, failure) = drive(&recipe.setup, |_| steps.next());
+    let (tally, failure) = drive(&recipe.setup, meddler, |_| steps.next());
     Ended {
         tally,
         recipe: recipe.clone(),
@@ -107,9 +113,10 @@ pub fn replay(recipe: &Recipe) -> Ended {
 
 fn drive(
     setup: &StormSetup,
+    policy: MakePolicy,
     mut next: impl FnMut(&World) -> Option<u64>,
 ) -> (Tally, Option<Failure>) {
-    let mut world = World::new(setup.clone());
+    let mut world = World::with_policy(setup.clone(), policy);
     let mut taken = 0;
     let panicked = capture(|| {
         let proc = world.spawn();

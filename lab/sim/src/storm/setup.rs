@@ -42,6 +42,8 @@ pub struct StormSetup {
     pub beside: bool,
     /// The kernel swaps pages out that are in memory by the books.
     pub kernel_swap: bool,
+    /// A plugin names pages at random that shall leave first.
+    pub plugin: bool,
     /// Half of the programs have large pages, and the limit is as many times higher.
     pub large: bool,
     /// A bug of the runtime, put in on purpose.
@@ -195,6 +197,7 @@ impl StormSetup {
             groups: false,
             beside: false,
             kernel_swap: false,
+            plugin: false,
             large: false,
             sabotage: None,
         };
@@ -209,10 +212,16 @@ impl StormSetup {
             (last.facts, last.reads) = (&CLUSTER, false);
         }
         setup.groups = !setup.links && random.chance(1, 2);
-        setup.beside = random.chance(1, 3);
-        setup.kernel_swap = random.chance(1, 3);
-        add_large(&mut setup, &mut random);
+        setup.disturb(&mut random);
         setup
+    }
+
+    /// Draws what disturbs the manager, and the size of pages.
+    fn disturb(&mut self, random: &mut Random) {
+        self.beside = random.chance(1, 3);
+        self.kernel_swap = random.chance(1, 3);
+        add_large(self, random);
+        self.plugin = random.chance(1, 3);
     }
 
     /// The client's limit.
@@ -257,6 +266,7 @@ impl StormSetup {
         push(&|s| s.groups = false);
         push(&|s| s.beside = false);
         push(&|s| s.kernel_swap = false);
+        push(&|s| s.plugin = false);
         push(&|s| {
             s.large = false;
             s.tiers.retain(|tier| tier.page == PageSize::Base);
@@ -309,6 +319,7 @@ impl StormSetup {
             "groups" => self.groups = named(&["yes", "no"])? == "yes",
             "beside" => self.beside = named(&["yes", "no"])? == "yes",
             "large" => self.large = named(&["yes", "no"])? == "yes",
+            "plugin" => self.plugin = named(&["yes", "no"])? == "yes",
             "kernel_swap" => self.kernel_swap = named(&["yes", "no"])? == "yes",
             "kills" => self.kills = bounded(0..=10_000)?,
             "when_full" => {
@@ -467,6 +478,9 @@ impl Display for StormSetup {
         }
         if self.kernel_swap {
             writeln!(out, "kernel_swap = yes")?;
+        }
+        if self.plugin {
+            writeln!(out, "plugin = yes")?;
         }
         if self.large {
             writeln!(out, "large = yes")?;

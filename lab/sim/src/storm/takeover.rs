@@ -176,7 +176,8 @@ impl World {
         let recovered = self.reconcile();
         let pages = self.in_memory().map(|(space, page, _)| (space, page));
         self.heard = Arc::new(Heard::of(pages.collect()));
-        self.engine.set_journal(self.heard.clone());
+        self.engine.add_journal(self.heard.clone());
+        self.plugin = (self.plugin.as_ref()).map(|plugin| plugin.again(&mut self.engine));
         self.pass_agentless_over();
         self.log(|| format!("taken over: {recovered:?}"));
         self.free_unclaimed(&recovered);

@@ -15,6 +15,7 @@ use undercroft_seeded::{Random, mix};
 use super::evictor::{Evictor, step_time};
 use super::heard::Heard;
 use super::ledger::StormLedger;
+use super::meddler::{MakePolicy, Plugin, meddler};
 use super::setup::{Sabotage, StormSetup};
 use super::work::{Demotion, Eviction, Flight, SpaceRates};
 
@@ -146,6 +147,8 @@ pub struct World {
     pub setup: StormSetup,
     /// The manager's engine; while the manager is dead, the dead one's.
     pub engine: Engine<StormLedger>,
+    /// The manager's plugin, if it has one.
+    pub plugin: Option<Plugin>,
     /// Listens to the engine.
     pub heard: Arc<Heard>,
     /// The ledger's memory, which survives the manager.
@@ -222,6 +225,12 @@ pub struct World {
 impl World {
     /// An empty world: no process, nothing fails.
     pub fn new(setup: StormSetup) -> World {
+        World::with_policy(setup, meddler)
+    }
+
+    /// As [`World::new`].
+    /// * `policy`: makes the plugin's policy, if the setup has one.
+    pub(super) fn with_policy(setup: StormSetup, policy: MakePolicy) -> World {
         let ledger = StormLedger::new(setup.ledger_chunks);
         let mut engine = Engine::new(
             ledger.clone(),
@@ -232,7 +241,8 @@ impl World {
         policies::link(&setup, &mut engine);
         policies::number_spaces(&setup, &mut engine);
         let heard = Arc::new(Heard::default());
-        engine.set_journal(heard.clone());
+        engine.add_journal(heard.clone());
+        let plugin = (setup.plugin).then(|| Plugin::start(policy, setup.seed, &mut engine));
         let tiers: Vec<FakeTier> = setup
             .tiers
             .iter()
@@ -248,6 +258,7 @@ impl World {
             .collect();
         World {
             engine,
+            plugin,
             heard,
             ledger,
             memory: Memory::default(),

@@ -54,6 +54,7 @@ fn world(options: &str) -> World {
         groups: false,
         beside: false,
         kernel_swap: false,
+        plugin: false,
         large: false,
         sabotage: None,
         fault_threads: 4,

@@ -6,5 +6,6 @@ mod crafted;
 mod forks;
 mod latency;
 mod mrc;
+mod plugins;
 mod replay;
 mod storm;

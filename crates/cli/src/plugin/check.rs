@@ -1,0 +1,108 @@
+//! `undercroft policy check`: what a policy file needs, and how it takes every kind of event,
+//! numbers of no page among them.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use undercroft_base::SpaceId;
+use undercroft_plugin::{Event, Kind, Memory};
+use undercroft_seeded::Random;
+use undercroft_terminal::{Failure, line};
+
+/// Status of a file that fails at events. It would be dismissed in a run.
+const FAILS: u8 = 1;
+
+/// Events of the walk, and of the random part.
+const PAGES: u64 = 20_000;
+
+/// The check ends after this time, even if not all events were told.
+const TIME_MAX: Duration = Duration::from_secs(5);
+
+const KINDS: [Kind; 10] = [
+    Kind::Fault,
+    Kind::CameAlong,
+    Kind::Left,
+    Kind::Stayed,
+    Kind::Used,
+    Kind::Found,
+    Kind::Dropped,
+    Kind::Moved,
+    Kind::Forked,
+    Kind::Ended,
+];
+
+/// The events of the check: a walk, then any event of any page, then of the last numbers.
+fn script() -> impl Iterator<Item = Event> {
+    let event = |kind, page| Event {
+        kind,
+        space: SpaceId(1),
+        page,
+        pages: 1,
+        detail: 0,
+    };
+    let mut random = Random::new(1);
+    let walk = (0..PAGES).map(move |page| event(Kind::Fault, page));
+    let any = (0..PAGES).map(move |_| Event {
+        detail: random.bits(),
+        ..event(KINDS[random.index(KINDS.len())], random.below(PAGES))
+    });
+    let last = KINDS.into_iter().map(move |kind| Event {
+        space: SpaceId(u32::MAX),
+        pages: u64::MAX,
+        detail: u64::MAX,
+        ..event(kind, u64::MAX)
+    });
+    let plain = [Kind::Limit, Kind::Lost].map(|kind| Event::plain(kind, u64::MAX));
+    walk.chain(any).chain(last).chain(plain)
+}
+
+/// Prints what there is to say of a file. Errors: it is no policy.
+pub(crate) fn check(path: &Path) -> Result<u8, Failure> {
+    let file = super::open(path)?;
+    let mut desk = super::read(&file.module).map_err(|why| super::refused(path, why))?;
+    let memory = Memory {
+        limit: 64 << 20,
+        used: 60 << 20,
+        faults: 1000,
+    };
+    let (mut named, began) = (0u64, Instant::now());
+    for (at, event) in script().enumerate() {
+        if at % 1000 == 0 {
+            desk.at(memory, at as u64, &mut |_| named += 1);
+        }
+        desk.hear(&event, &mut |_| named += 1);
+        if began.elapsed() > TIME_MAX {
+            break;
+        }
+    }
+    let (counts, took) = (desk.counts(), began.elapsed());
+    let each = took.as_secs_f64() * 1e6 / counts.events.max(1) as f64;
+    let mut text = format!(
+        "{}: {} bytes, for version 1 of the interface\n",
+        path.display(),
+        file.module.len()
+    );
+    for parameter in desk.parameters() {
+        text += &format!("  parameter  {} = {}\n", parameter.name, parameter.value);
+    }
+    text += &format!(
+        "  events     {} heard, {:.2} us each, {} failed\n  pages      {named} named, {} refused \
+         as too many for one event\n",
+        counts.events, each, counts.failures, counts.flooded
+    );
+    let status = match desk.last_failure() {
+        None => {
+            text += "  good: it can be used with `undercroft run --policy`\n";
+            0
+        }
+        Some(failure) => {
+            text += &format!(
+                "  bad: {failure}. A policy that fails {} times is not asked again\n",
+                undercroft_plugin::FAILURES_MAX
+            );
+            FAILS
+        }
+    };
+    line(text.trim_end())?;
+    Ok(status)
+}

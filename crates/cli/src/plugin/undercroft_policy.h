@@ -1,0 +1,53 @@
+/* What a policy file may call, and what it must have: version 1 of the interface.
+ *
+ * Pages are numbers: an address divided by the size of a page, 4096 in a process. A space is one
+ * address space of the program. docs/guide/policies.md says the rest. */
+#ifndef UNDERCROFT_POLICY_H
+#define UNDERCROFT_POLICY_H
+
+#include <stdint.h>
+
+#define UC_IMPORT(name) __attribute__((import_module("undercroft"), import_name(#name))) name
+#define UC_EXPORT(name) __attribute__((export_name(#name))) name
+
+/* What happened. `pages` pages from `page` on; 0 where there is none. */
+enum uc_kind {
+    UC_FAULT = 1,     /* a fault brought the page in; detail: thread * 2 + (1 for a write) */
+    UC_CAME_ALONG,    /* it came in with a fault on another page */
+    UC_LEFT,          /* it was chosen, and leaves memory */
+    UC_STAYED,        /* it was chosen, and stays or was put back */
+    UC_USED,          /* a scan of access bits found it used */
+    UC_FOUND,         /* it is in memory, and was not known */
+    UC_DROPPED,       /* the program dropped the range */
+    UC_MOVED,         /* the range moved; detail: the page with which its new place begins */
+    UC_FORKED,        /* the space is a fork child with what its parent has; detail: the parent */
+    UC_ENDED,         /* the space is gone */
+    UC_LIMIT,         /* the limit was set; detail: bytes */
+    UC_TICK,          /* time passes, ten times a second; detail: milliseconds since the start */
+    UC_LOST,          /* events were dropped because the policy was late; detail: how many */
+};
+
+enum uc_state { UC_UNKNOWN, UC_IN, UC_OUT };
+
+/* The page shall leave first when room is needed. 0: this event has named too many. */
+int32_t UC_IMPORT(reclaim)(int32_t space, int64_t page);
+/* The page of the host that has a page of the program: in a process the same one. */
+int64_t UC_IMPORT(gva_to_hva)(int32_t space, int64_t page);
+/* Where a page is, by the events heard so far. */
+int32_t UC_IMPORT(get_page_state)(int32_t space, int64_t page);
+/* Bytes of the limit, and in use; page faults so far. */
+int64_t UC_IMPORT(get_memory_limit)(void);
+int64_t UC_IMPORT(get_memory_usage)(void);
+int64_t UC_IMPORT(get_pf_count)(void);
+/* Gives a number a name, which status and report show. Returns its number, or -1. */
+int32_t UC_IMPORT(register_parameter)(const char *name, int32_t bytes, int64_t value);
+int64_t UC_IMPORT(get_parameter)(int32_t parameter);
+
+/* Called for each event. */
+void UC_EXPORT(on_event)(int32_t kind, int32_t space, int64_t page, int64_t pages, int64_t detail);
+/* Called once, before the first event. */
+void UC_EXPORT(init)(void);
+
+int32_t UC_EXPORT(abi_version)(void) { return 1; }
+
+#endif

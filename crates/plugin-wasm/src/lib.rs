@@ -1,0 +1,287 @@
+//! A policy in a WebAssembly file: what is checked before a program starts, and how it is run.
+//!
+//! ABI 1. The file exports `memory` and two functions, and imports nothing but functions of the
+//! module `undercroft` (docs/guide/policies.md has each):
+//!
+//! ```text
+//! abi_version() -> i32                                                  it returns 1
+//! on_event(kind: i32, space: i32, page: i64, pages: i64, detail: i64)
+//! init()                                                                optional, called once
+//! ```
+
+use undercroft_base::{SpaceId, VirtPage};
+use undercroft_plugin::{Event, Failure, Host, Kind, Policy, Wish};
+use wasmi::errors::ErrorKind;
+use wasmi::{
+    Caller, Config, EnforcedLimits, Engine, Error, Extern, Linker, Module, Store, StoreLimits,
+    StoreLimitsBuilder, TrapCode, TypedFunc,
+};
+
+/// A larger file is refused.
+pub const MODULE_BYTES_MAX: usize = 1 << 20;
+
+/// The version of the interface that this binary has.
+const ABI: i32 = 1;
+
+/// Why a file is no policy. The text says what is wrong, and how it is mended.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// More than [`MODULE_BYTES_MAX`].
+    #[error("it has {0} bytes, more than {MODULE_BYTES_MAX}; strip it, and build it for size")]
+    TooLarge(usize),
+    /// Anything else.
+    #[error("it is not a WebAssembly file in binary form; of the text form make one with wat2wasm")]
+    NotWasm,
+    /// The file begins like one.
+    #[error("it is not valid WebAssembly: {0}")]
+    Invalid(String),
+    /// A function, memory, table or global of others.
+    #[error(
+        "it imports `{module}` `{name}`, which there is not; a policy may import functions of \
+         `undercroft` only: {}", .known.join(", ")
+    )]
+    ForeignImport {
+        /// The module.
+        module: String,
+        /// Its member.
+        name: String,
+        /// The functions that there are.
+        known: &'static [&'static str],
+    },
+    /// There is no such export of that type.
+    #[error("it does not export {0}")]
+    NoExport(&'static str),
+    /// Made for another version of the interface.
+    #[error("it is for version {0} of the interface, and this undercroft has version 1")]
+    OtherVersion(i32),
+    /// The code fails at once, or wants more than it may have.
+    #[error("it cannot be started: {0}")]
+    NoStart(String),
+}
+
+/// The module of our functions.
+const OURS: &str = "undercroft";
+
+const FUNCTIONS: &[&str] = &[
+    "reclaim",
+    "gva_to_hva",
+    "get_page_state",
+    "get_memory_limit",
+    "get_memory_usage",
+    "get_pf_count",
+    "register_parameter",
+    "get_parameter",
+];
+
+/// Linear memory of a plugin.
+const MEMORY_BYTES_MAX: usize = 16 << 20;
+/// Bytes of the name of a parameter.
+const NAME_BYTES_MAX: usize = 64;
+/// Elements of its table.
+const TABLE_MAX: usize = 4096;
+
+/// Fuel of an event: about as many instructions. Some milliseconds.
+const FUEL_EVENT: u64 = 1_000_000;
+/// Fuel of a tick, which may go through all pages.
+const FUEL_TICK: u64 = 50_000_000;
+/// Fuel of the start: a program may wait for it.
+const FUEL_START: u64 = 5_000_000;
+
+struct State {
+    host: Host,
+    limits: StoreLimits,
+}
+
+type Hears = TypedFunc<(i32, i32, i64, i64, i64), ()>;
+
+/// A WebAssembly policy that has started.
+pub struct Plugin {
+    store: Store<State>,
+    on_event: Hears,
+}
+
+fn saturated(number: u64) -> i64 {
+    number.min(i64::MAX as u64) as i64
+}
+
+/// The name at `at` of the plugin's memory. `None`: there is no name.
+fn name(caller: &Caller<'_, State>, at: i32, bytes: i32) -> Option<String> {
+    let Some(Extern::Memory(memory)) = caller.get_export("memory") else {
+        return None;
+    };
+    let (at, bytes) = (at as u32 as usize, bytes as u32 as usize);
+    let name = memory.data(caller).get(at..at.checked_add(bytes)?)?;
+    let name = std::str::from_utf8(name).ok()?;
+    let fits = (1..=NAME_BYTES_MAX).contains(&bytes);
+    let plain = |letter: char| letter.is_ascii_alphanumeric() || letter == '_';
+    (fits && name.chars().all(plain)).then(|| name.to_owned())
+}
+
+/// Our functions. None can fail: a wrong argument has an answer, too.
+fn linker(engine: &Engine) -> Result<Linker<State>, Error> {
+    let mut linker = Linker::<State>::new(engine);
+    linker.func_wrap(
+        OURS,
+        "reclaim",
+        |mut caller: Caller<'_, State>, space: i32, page: i64| -> i32 {
+            let wish = Wish {
+                space: SpaceId(space as u32),
+                page: VirtPage(page as u64),
+            };
+            i32::from(caller.data_mut().host.reclaim(wish))
+        },
+    )?;
+    linker.func_wrap(OURS, "gva_to_hva", |_space: i32, page: i64| -> i64 { page })?;
+    linker.func_wrap(
+        OURS,
+        "get_page_state",
+        |caller: Caller<'_, State>, space: i32, page: i64| -> i32 {
+            caller.data().host.page(space as u32, page as u64) as i32
+        },
+    )?;
+    linker.func_wrap(
+        OURS,
+        "get_memory_limit",
+        |caller: Caller<'_, State>| -> i64 { saturated(caller.data().host.memory().limit) },
+    )?;
+    linker.func_wrap(
+        OURS,
+        "get_memory_usage",
+        |caller: Caller<'_, State>| -> i64 { saturated(caller.data().host.memory().used) },
+    )?;
+    linker.func_wrap(OURS, "get_pf_count", |caller: Caller<'_, State>| -> i64 {
+        saturated(caller.data().host.memory().faults)
+    })?;
+    linker.func_wrap(
+        OURS,
+        "register_parameter",
+        |mut caller: Caller<'_, State>, at: i32, bytes: i32, value: i64| -> i32 {
+            let name = name(&caller, at, bytes);
+            let host = &mut caller.data_mut().host;
+            name.and_then(|name| host.register(&name, value))
+                .map_or(-1, |at| at as i32)
+        },
+    )?;
+    linker.func_wrap(
+        OURS,
+        "get_parameter",
+        |caller: Caller<'_, State>, number: i32| -> i64 {
+            let parameters = caller.data().host.parameters();
+            parameters.get(number as usize).map_or(0, |of| of.value)
+        },
+    )?;
+    Ok(linker)
+}
+
+fn config() -> Config {
+    let mut config = Config::default();
+    config
+        .consume_fuel(true)
+        .ignore_custom_sections(true)
+        .enforced_limits(EnforcedLimits::strict());
+    config
+}
+
+fn why(error: &Error) -> Failure {
+    if matches!(error.kind(), ErrorKind::TrapCode(TrapCode::OutOfFuel)) {
+        Failure::Fuel
+    } else {
+        Failure::Trap(error.to_string())
+    }
+}
+
+fn no_start(error: Error) -> Refusal {
+    Refusal::NoStart(why(&error).to_string())
+}
+
+fn check_imports(module: &Module) -> Result<(), Refusal> {
+    let foreign = (module.imports())
+        .find(|import| import.module() != OURS || !FUNCTIONS.contains(&import.name()));
+    foreign.map_or(Ok(()), |import| {
+        Err(Refusal::ForeignImport {
+            module: import.module().to_owned(),
+            name: import.name().to_owned(),
+            known: FUNCTIONS,
+        })
+    })
+}
+
+impl Plugin {
+    /// Reads a file's bytes, checks them, and starts the policy.
+    /// * `host`: gets the parameters that it registers.
+    ///
+    /// Errors: [`Refusal`]; nothing of the file has run without a bound.
+    pub fn read(bytes: &[u8], host: &mut Host) -> Result<Plugin, Refusal> {
+        if bytes.len() > MODULE_BYTES_MAX {
+            return Err(Refusal::TooLarge(bytes.len()));
+        }
+        if !bytes.starts_with(b"\0asm") {
+            return Err(Refusal::NotWasm);
+        }
+        let engine = Engine::new(&config());
+        let module = Module::new(&engine, bytes);
+        let module = module.map_err(|error| Refusal::Invalid(error.to_string()))?;
+        check_imports(&module)?;
+        let limits = StoreLimitsBuilder::new()
+            .memory_size(MEMORY_BYTES_MAX)
+            .table_elements(TABLE_MAX)
+            .instances(1)
+            .memories(1)
+            .tables(4)
+            .build();
+        let state = State {
+            host: std::mem::take(host),
+            limits,
+        };
+        let mut store = Store::new(&engine, state);
+        store.limiter(|state| &mut state.limits);
+        store.set_fuel(FUEL_START).map_err(no_start)?;
+        let linker = linker(&engine).map_err(no_start)?;
+        let instance = linker.instantiate_and_start(&mut store, &module);
+        let instance = instance.map_err(no_start)?;
+        if instance.get_memory(&store, "memory").is_none() {
+            return Err(Refusal::NoExport("`memory`"));
+        }
+        let version = instance
+            .get_typed_func::<(), i32>(&store, "abi_version")
+            .map_err(|_| Refusal::NoExport("`abi_version() -> i32`"))?;
+        let version = version.call(&mut store, ()).map_err(no_start)?;
+        if version != ABI {
+            return Err(Refusal::OtherVersion(version));
+        }
+        let on_event = instance
+            .get_typed_func(&store, "on_event")
+            .map_err(|_| Refusal::NoExport("`on_event(i32, i32, i64, i64, i64)`"))?;
+        if instance.get_func(&store, "init").is_some() {
+            let init = instance.get_typed_func::<(), ()>(&store, "init");
+            let init = init.map_err(|_| Refusal::NoExport("`init` without arguments"))?;
+            init.call(&mut store, ()).map_err(no_start)?;
+        }
+        std::mem::swap(&mut store.data_mut().host, host);
+        Ok(Plugin { store, on_event })
+    }
+}
+
+impl Policy for Plugin {
+    fn hear(&mut self, event: &Event, host: &mut Host) -> Result<(), Failure> {
+        let fuel = match event.kind {
+            Kind::Tick => FUEL_TICK,
+            _ => FUEL_EVENT,
+        };
+        self.store.set_fuel(fuel).map_err(|error| why(&error))?;
+        let arguments = (
+            event.kind as i32,
+            event.space.0 as i32,
+            event.page as i64,
+            event.pages as i64,
+            event.detail as i64,
+        );
+        std::mem::swap(&mut self.store.data_mut().host, host);
+        let heard = self.on_event.call(&mut self.store, arguments);
+        std::mem::swap(&mut self.store.data_mut().host, host);
+        heard.map_err(|error| why(&error))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,187 @@
+//! Files that are refused, what a hostile policy gets, and that a right one is heard.
+
+use undercroft_plugin::{Desk, Memory};
+
+use super::*;
+
+/// A module in text form that has what every policy must have, and `more`.
+fn text(imports: &str, on_event: &str, more: &str) -> Vec<u8> {
+    let text = format!(
+        r#"(module {imports} (memory (export "memory") 1)
+            (func (export "abi_version") (result i32) (i32.const 1))
+            (func (export "on_event")
+                (param $kind i32) (param $space i32) (param $page i64) (param $pages i64)
+                (param $detail i64) {on_event}) {more})"#
+    );
+    wat::parse_str(text).expect("right text")
+}
+
+fn refused(bytes: &[u8]) -> String {
+    let plugin = Plugin::read(bytes, &mut Host::default());
+    plugin.err().expect("a refusal").to_string()
+}
+
+#[test]
+fn each_wrong_file_is_refused_by_what_is_wrong() {
+    let of = |text: &str| wat::parse_str(text).expect("right text");
+    let cases: [(Vec<u8>, &str); 12] = [
+        (vec![0; MODULE_BYTES_MAX + 1], "it has 1048577 bytes"),
+        (b"#!/bin/sh\n".to_vec(), "not a WebAssembly file"),
+        (b"\0asm\x01\0\0\0\xff".to_vec(), "not valid WebAssembly"),
+        (
+            text(r#"(import "env" "system" (func (param i32)))"#, "", ""),
+            "`env` `system`",
+        ),
+        (
+            text(r#"(import "undercroft" "write_memory" (func))"#, "", ""),
+            "`undercroft` `write_memory`",
+        ),
+        (
+            text(
+                r#"(import "undercroft" "reclaim" (func (param i64)))"#,
+                "",
+                "",
+            ),
+            "cannot be started",
+        ),
+        (of("(module)"), "`memory`"),
+        (
+            of(r#"(module (memory (export "memory") 1))"#),
+            "`abi_version() -> i32`",
+        ),
+        (
+            of(r#"(module (memory (export "memory") 1)
+                (func (export "abi_version") (result i32) (i32.const 2)))"#),
+            "version 2",
+        ),
+        (
+            of(r#"(module (memory (export "memory") 1)
+                (func (export "abi_version") (result i32) (i32.const 1))
+                (func (export "on_event") (param i32)))"#),
+            "`on_event",
+        ),
+        (
+            text("", "", r#"(func (export "init") (loop (br 0)))"#),
+            "used all its fuel",
+        ),
+        (
+            of(r#"(module (memory (export "memory") 300))"#),
+            "cannot be started",
+        ),
+    ];
+    for (bytes, what) in cases {
+        let said = refused(&bytes);
+        assert!(said.contains(what), "{what}: {said}");
+    }
+}
+
+/// Tells a plugin one event. Returns its wishes.
+fn tell(desk: &mut Desk, kind: Kind, page: u64) -> Vec<Wish> {
+    let mut wishes = Vec::new();
+    let event = Event {
+        kind,
+        space: SpaceId(7),
+        page,
+        pages: 1,
+        detail: 0,
+    };
+    desk.hear(&event, &mut |wish| wishes.push(wish));
+    wishes
+}
+
+fn desk(bytes: &[u8]) -> Desk {
+    let mut host = Host::default();
+    let plugin = Plugin::read(bytes, &mut host).expect("a policy");
+    Desk::with_host(Box::new(plugin), host)
+}
+
+const IMPORTS: &str = r#"
+    (import "undercroft" "reclaim" (func $reclaim (param i32 i64) (result i32)))
+    (import "undercroft" "get_page_state" (func $state (param i32 i64) (result i32)))
+    (import "undercroft" "get_memory_limit" (func $limit (result i64)))
+    (import "undercroft" "get_memory_usage" (func $usage (result i64)))
+    (import "undercroft" "get_pf_count" (func $faults (result i64)))
+    (import "undercroft" "gva_to_hva" (func $hva (param i32 i64) (result i64)))
+    (import "undercroft" "register_parameter"
+        (func $register (param i32 i32 i64) (result i32)))
+    (import "undercroft" "get_parameter" (func $parameter (param i32) (result i64)))"#;
+
+fn wish(page: u64) -> Wish {
+    Wish {
+        space: SpaceId(7),
+        page: VirtPage(page),
+    }
+}
+
+#[test]
+fn a_policy_hears_events_asks_and_wishes() {
+    let mut desk = desk(&text(
+        IMPORTS,
+        r#"(if (i32.eq (local.get $kind) (i32.const 1)) (then
+            (if (i32.eq (call $state (local.get $space) (i64.sub (local.get $page) (i64.const 1)))
+                    (i32.const 1))
+                (then (drop (call $reclaim (local.get $space)
+                    (i64.sub (call $hva (local.get $space) (local.get $page))
+                        (call $parameter (i32.const 0)))))))))
+           (if (i32.eq (local.get $kind) (i32.const 12)) (then
+            (drop (call $reclaim (local.get $space) (call $limit)))
+            (drop (call $reclaim (local.get $space) (call $usage)))
+            (drop (call $reclaim (local.get $space) (call $faults)))))"#,
+        r#"(data (i32.const 8) "behind")
+           (func (export "init")
+            (drop (call $register (i32.const 8) (i32.const 6) (i64.const 1)))
+            (drop (call $register (i32.const -8) (i32.const 6) (i64.const 2)))
+            (drop (call $register (i32.const 0) (i32.const 4) (i64.const 3))))"#,
+    ));
+    let names: Vec<_> = desk.parameters().iter().map(|of| of.name.clone()).collect();
+    assert_eq!(
+        names,
+        ["behind"],
+        "a name outside of memory, and one of zeros"
+    );
+    assert_eq!(tell(&mut desk, Kind::Fault, 10), []);
+    assert_eq!(tell(&mut desk, Kind::Fault, 11), [wish(10)]);
+    assert_eq!(tell(&mut desk, Kind::Left, 11), []);
+    assert_eq!(tell(&mut desk, Kind::Fault, 12), []);
+    let memory = Memory {
+        limit: 64,
+        used: 5,
+        faults: 3,
+    };
+    let mut wishes = Vec::new();
+    desk.at(memory, 100, &mut |wish| wishes.push(wish.page.0));
+    assert_eq!(wishes, [64, 5, 3]);
+    desk.at(memory, 150, &mut |_| panic!("no tick is due"));
+    assert_eq!(desk.counts().events, 6);
+    assert_eq!(desk.counts().failures, 0);
+}
+
+#[test]
+fn a_policy_that_loops_traps_or_takes_memory_is_bounded_and_dismissed() {
+    let endless = "(loop (br 0))";
+    let traps = "(unreachable)";
+    let deep = "(call $self)";
+    let grows = r#"(loop (drop (memory.grow (i32.const 64))) (br 0))"#;
+    for body in [endless, traps, deep, grows] {
+        let mut desk = desk(&text("", body, "(func $self (call $self))"));
+        for round in 0..20 {
+            assert_eq!(tell(&mut desk, Kind::Fault, round), []);
+        }
+        let counts = desk.counts();
+        assert_eq!((counts.failures, counts.dismissed), (8, true), "{body}");
+        assert_eq!(counts.events, 8, "{body}: it is not asked again");
+        assert!(desk.last_failure().is_some());
+    }
+}
+
+#[test]
+fn a_flood_of_wishes_is_cut_and_counted() {
+    let flood = r#"(local $n i64) (loop
+        (drop (call $reclaim (local.get $space) (local.get $n)))
+        (local.set $n (i64.add (local.get $n) (i64.const 1)))
+        (br_if 0 (i64.lt_u (local.get $n) (i64.const 1000))))"#;
+    let mut desk = desk(&text(IMPORTS, flood, ""));
+    assert_eq!(tell(&mut desk, Kind::Fault, 0).len(), 512);
+    assert_eq!(desk.counts().flooded, 488);
+    assert_eq!(desk.counts().failures, 0);
+}

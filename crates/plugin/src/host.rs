@@ -1,0 +1,102 @@
+//! Questions and wishes of a policy while it hears an event: the functions of FlexSwap's Table 1.
+
+use crate::ears::Wish;
+use crate::event::Event;
+use crate::known::{Known, PageIs};
+
+/// Wishes of one event; further ones are refused and counted.
+const WISHES_AN_EVENT: usize = 512;
+/// Parameters of one plugin.
+const PARAMETERS_MAX: usize = 16;
+
+/// The memory of the run when the events were taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// The limit in bytes; `u64::MAX`: none.
+    pub limit: u64,
+    /// Bytes that count against it.
+    pub used: u64,
+    /// Page faults so far.
+    pub faults: u64,
+}
+
+/// A number that a plugin has given a name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Parameter {
+    /// The name.
+    pub name: String,
+    /// The value.
+    pub value: i64,
+}
+
+/// The side of the run that a policy sees.
+#[derive(Default)]
+pub struct Host {
+    known: Known,
+    memory: Memory,
+    parameters: Vec<Parameter>,
+    wishes: Vec<Wish>,
+    flooded: u64,
+}
+
+impl Host {
+    /// The page shall leave first, when room is needed. False if the event has wished too much.
+    pub fn reclaim(&mut self, wish: Wish) -> bool {
+        let fits = self.wishes.len() < WISHES_AN_EVENT;
+        if fits {
+            self.wishes.push(wish);
+        } else {
+            self.flooded += 1;
+        }
+        fits
+    }
+
+    /// Where a page is, by the events heard so far.
+    pub fn page(&self, space: u32, page: u64) -> PageIs {
+        self.known.page(space, page)
+    }
+
+    /// The memory of the run.
+    pub fn memory(&self) -> Memory {
+        self.memory
+    }
+
+    /// Gives a name to a number. Returns the parameter's number, the same one for a name that is
+    /// there. `None`: there are too many.
+    pub fn register(&mut self, name: &str, value: i64) -> Option<usize> {
+        let parameters = &mut self.parameters;
+        if let Some(at) = parameters.iter().position(|of| of.name == name) {
+            return Some(at);
+        }
+        if parameters.len() == PARAMETERS_MAX {
+            return None;
+        }
+        parameters.push(Parameter {
+            name: name.to_owned(),
+            value,
+        });
+        Some(parameters.len() - 1)
+    }
+
+    /// The parameters.
+    pub fn parameters(&self) -> &[Parameter] {
+        &self.parameters
+    }
+
+    pub(crate) fn begin(&mut self, event: &Event) {
+        self.known.note(event);
+        self.wishes.clear();
+    }
+
+    pub(crate) fn set_memory(&mut self, memory: Memory) {
+        self.memory = memory;
+    }
+
+    pub(crate) fn wishes(&self) -> &[Wish] {
+        &self.wishes
+    }
+
+    pub(crate) fn flooded(&self) -> u64 {
+        self.flooded
+    }
+}

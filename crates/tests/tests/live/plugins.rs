@@ -1,0 +1,219 @@
+//! Policies that others wrote, in WebAssembly files: what they name leaves first, and whatever they
+//! do, no byte is wrong, the limit is kept, and the program notices nothing.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use undercroft_tests::{Job, MIB, Outcome, build, find, skip, turn, undercroft};
+
+/// Functions that a policy may import, as text.
+const IMPORTS: &str = r#"
+    (import "undercroft" "reclaim" (func $reclaim (param i32 i64) (result i32)))
+    (import "undercroft" "get_page_state" (func $state (param i32 i64) (result i32)))
+    (import "undercroft" "register_parameter"
+        (func $register (param i32 i32 i64) (result i32)))
+    (import "undercroft" "get_parameter" (func $parameter (param i32) (result i64)))"#;
+
+/// Writes a policy with this `on_event` into a folder, and returns its path.
+fn policy(folder: &Path, name: &str, version: u32, on_event: &str, more: &str) -> PathBuf {
+    let text = format!(
+        r#"(module {IMPORTS} (memory (export "memory") 1)
+            (func (export "abi_version") (result i32) (i32.const {version}))
+            (func (export "on_event")
+                (param $kind i32) (param $space i32) (param $page i64) (param $pages i64)
+                (param $detail i64) (local $n i64) {on_event}) {more})"#
+    );
+    let path = folder.join(name);
+    let bytes = wat::parse_str(text).expect("right text");
+    std::fs::write(&path, bytes).expect("a scratch file");
+    path
+}
+
+/// Pages that a walk loaded leave first, when it is `behind` pages further: the rest of its memory
+/// stays, and is there in the next round.
+const BEHIND: &str = r#"
+    (if (i32.eqz (i32.or (i32.eq (local.get $kind) (i32.const 1))
+                         (i32.eq (local.get $kind) (i32.const 2)))) (then (return)))
+    (local.set $n (i64.sub (local.get $page) (call $parameter (i32.const 0))))
+    (if (i32.eq (call $state (local.get $space) (local.get $n)) (i32.const 1)) (then
+        (drop (call $reclaim (local.get $space) (local.get $n)))))"#;
+
+const BEHIND_MORE: &str = r#"(data (i32.const 0) "behind") (func (export "init")
+    (drop (call $register (i32.const 0) (i32.const 6) (i64.const 96))))"#;
+
+/// Goes round memory whose words are checked.
+fn rounds(policy: &str) -> Outcome {
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let spill = folder.path().join("spill").display().to_string();
+    Job::new(build("touch"))
+        .args(["96", "--rounds", "5"])
+        .limit(48 * MIB)
+        .options([
+            "--policy",
+            policy,
+            "--prefetch",
+            "none",
+            "--access-scan",
+            "never",
+        ])
+        .tier("ram,max=3M")
+        .tier(&format!("file:{spill},size=1G"))
+        .run()
+        .expect(0)
+        .expect_swapping(10_000.0)
+}
+
+fn count(outcome: &Outcome, path: &str) -> f64 {
+    let number = outcome.number(path);
+    number.unwrap_or_else(|| panic!("no number `{path}` in the report: {outcome}"))
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("a plain path")
+}
+
+/// Rounds with a policy need fewer pages back than with `lru`.
+fn expect_savings(with: &Outcome) {
+    let without = rounds("lru");
+    let swap_ins = [with, &without].map(|outcome| count(outcome, "faults.swap_in"));
+    let chosen = count(with, "policies.plugin.pages_chosen");
+    assert!(chosen > 10_000.0, "{with}");
+    assert!(
+        swap_ins[0] < 0.8 * swap_ins[1],
+        "{swap_ins:?} pages came back: {with} {without}"
+    );
+}
+
+#[test]
+fn the_template_of_the_command_builds_and_saves_faults() {
+    turn!(one_at_a_time, "a plain run has no policy");
+    if find("wasm-ld").is_none() || find("clang").is_none() {
+        return skip("no clang or no wasm-ld: no policy can be built from C");
+    }
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let dir = folder.path().join("mine");
+    let file = dir.join("policy.wasm");
+    let succeeds = |command: &mut Command| {
+        let ended = command.output().expect("a command");
+        assert!(ended.status.success(), "{command:?}: {ended:?}");
+        String::from_utf8_lossy(&ended.stdout).into_owned()
+    };
+    succeeds(Command::new(undercroft()).args(["policy", "new", text(&dir)]));
+    succeeds(Command::new("make").args(["-C", text(&dir)]));
+    let said = succeeds(Command::new(undercroft()).args(["policy", "check", text(&file)]));
+    assert!(
+        said.contains("behind = 96") && said.contains("0 failed"),
+        "{said}"
+    );
+    expect_savings(&rounds(text(&file)));
+}
+
+#[test]
+fn a_policy_file_that_lets_a_walk_leave_behind_itself_saves_faults() {
+    turn!(one_at_a_time, "a plain run has no policy");
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let file = policy(folder.path(), "behind.wasm", 1, BEHIND, BEHIND_MORE);
+    let with = rounds(text(&file));
+    let report = with.report.as_ref().expect("a report");
+    assert_eq!(report["policies"]["reclaim"], "auto", "{with}");
+    let plugin = &report["policies"]["plugin"];
+    assert_eq!(plugin["file"], text(&file), "{with}");
+    assert_eq!(plugin["parameters"][0]["name"], "behind", "{with}");
+    assert_eq!(plugin["dismissed"], false, "{with}");
+    expect_savings(&with);
+}
+
+/// Policies that do harm as far as they can, by name, with what the report must say.
+const HOSTILE: [(&str, &str, &str); 5] = [
+    ("loop", "(loop (br 0))", "failures"),
+    ("trap", "(unreachable)", "failures"),
+    (
+        "flood",
+        "(loop (drop (call $reclaim (local.get $space) (i64.add (local.get $page) (local.get $n))))
+            (local.set $n (i64.add (local.get $n) (i64.const 1)))
+            (br_if 0 (i64.lt_u (local.get $n) (i64.const 5000))))",
+        "wishes_refused",
+    ),
+    // The page that was just loaded, pages of no space, and numbers of no page.
+    (
+        "wrong",
+        "(drop (call $reclaim (local.get $space) (local.get $page)))
+         (drop (call $reclaim (i32.const -1) (local.get $page)))
+         (drop (call $reclaim (local.get $space) (i64.const -1)))
+         (drop (call $reclaim (local.get $space) (i64.mul (local.get $page) (i64.const 4096))))",
+        "pages_wished",
+    ),
+    // Below the fuel of an event, so it is never dismissed, and is always late.
+    (
+        "slow",
+        "(local.set $n (i64.const 100000)) (loop
+            (local.set $n (i64.sub (local.get $n) (i64.const 1)))
+            (br_if 0 (i64.ne (local.get $n) (i64.const 0))))",
+        "events",
+    ),
+];
+
+#[test]
+fn a_hostile_policy_file_changes_no_byte_and_keeps_the_limit() {
+    turn!(one_at_a_time, "a plain run has no policy");
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    for (name, on_event, counted) in HOSTILE {
+        let file = policy(folder.path(), &format!("{name}.wasm"), 1, on_event, "");
+        let outcome = rounds(text(&file));
+        let figure = count(&outcome, &format!("policies.plugin.{counted}"));
+        assert!(figure >= 1.0, "{name}: {counted} is {figure}: {outcome}");
+        let report = outcome.report.as_ref().expect("a report");
+        let dismissed = &report["policies"]["plugin"]["dismissed"];
+        assert_eq!(dismissed, &(counted == "failures"), "{name}: {outcome}");
+        let dram = count(&outcome, "dram_bytes_peak");
+        assert!(dram <= 48.0 * MIB as f64, "{name}: {dram} bytes: {outcome}");
+    }
+}
+
+#[test]
+fn a_file_that_is_no_policy_is_refused_before_the_program_starts() {
+    turn!(beside_others, "a plain run has no policy");
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let write = |name: &str, bytes: &[u8]| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, bytes).expect("a scratch file");
+        path
+    };
+    let module = |text: &str| wat::parse_str(text).expect("right text");
+    let cases = [
+        (
+            policy(folder.path(), "two.wasm", 2, "", ""),
+            "version 2 of the interface",
+        ),
+        (
+            write("none.wasm", &module("(module)")),
+            "does not export `memory`",
+        ),
+        (
+            write("large.wasm", &vec![0; (2 << 20) + 1]),
+            "more than 1048576",
+        ),
+        (write("text.wasm", b"#!/bin/sh\n"), "not a WebAssembly file"),
+        (
+            write(
+                "foreign.wasm",
+                &module(r#"(module (import "wasi" "fd_write" (func)))"#),
+            ),
+            "imports `wasi` `fd_write`",
+        ),
+        (folder.path().join("absent.wasm"), "No such file"),
+    ];
+    for (path, what) in cases {
+        let started = folder.path().join("started");
+        let mut command = Command::new(undercroft());
+        command.args(["run", "-m", "64M", "--policy", text(&path), "--", "touch"]);
+        let ended = command.arg(&started).output().expect("undercroft");
+        let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert_eq!(ended.status.code(), Some(2), "{said}");
+        assert!(
+            said.contains(what) && said.contains(text(&path)),
+            "{what}: {said}"
+        );
+        assert!(!started.exists(), "{said}");
+    }
+}

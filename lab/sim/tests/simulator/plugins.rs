@@ -1,0 +1,110 @@
+//! Policy files in replays and storms.
+
+#![allow(clippy::unwrap_used, reason = "everything here is a test")]
+
+use undercroft_plugin::{Host, Policy};
+use undercroft_plugin_wasm::Plugin;
+use undercroft_sim::setup::{Memory, Setup, SimRoom};
+use undercroft_sim::storm::{StormSetup, run_with};
+use undercroft_sim::sweep::streams_of;
+use undercroft_sim::{MemoryTrace, simulate};
+
+/// A module with what every policy must have.
+fn module(on_event: &str) -> Vec<u8> {
+    let text = format!(
+        r#"(module
+            (import "undercroft" "reclaim" (func $reclaim (param i32 i64) (result i32)))
+            (memory (export "memory") 1)
+            (global $dice (mut i64) (i64.const 88172645463325252))
+            (func $roll (result i64)
+                (global.set $dice (i64.xor (global.get $dice)
+                    (i64.shl (global.get $dice) (i64.const 13))))
+                (global.set $dice (i64.xor (global.get $dice)
+                    (i64.shr_u (global.get $dice) (i64.const 7))))
+                (global.set $dice (i64.xor (global.get $dice)
+                    (i64.shl (global.get $dice) (i64.const 17))))
+                (global.get $dice))
+            (func (export "abi_version") (result i32) (i32.const 1))
+            (func (export "on_event")
+                (param $kind i32) (param $space i32) (param $page i64) (param $pages i64)
+                (param $detail i64) {on_event}))"#
+    );
+    wat::parse_str(text).unwrap()
+}
+
+/// Pages that a walk loaded leave first, 64 pages behind it.
+const BEHIND: &str = "(if (i32.le_u (local.get $kind) (i32.const 2)) (then
+    (drop (call $reclaim (local.get $space) (i64.sub (local.get $page) (i64.const 64))))))";
+
+/// Walks round `pages` pages. Returns the faults under a policy, as a replay counts them.
+fn faults(policy: &str, room: SimRoom) -> u64 {
+    let pages = 1000u64;
+    let references: Vec<u64> = (0..10 * pages).map(|at| (at % pages * 4096) << 1).collect();
+    let trace = MemoryTrace {
+        name: "walk".to_owned(),
+        granule_bytes: 1,
+        clients: vec![("c0".to_owned(), references)],
+        ..MemoryTrace::default()
+    };
+    let setup = Setup {
+        reclaim: policy.to_owned(),
+        prefetch: "none".to_owned(),
+        memory: Memory::Bytes(undercroft_base::Bytes(500 * 4096)),
+        room,
+        ..Setup::default()
+    };
+    let streams = streams_of(&trace, setup.page_bytes).unwrap();
+    let report = simulate(&streams, &setup, &mut |_| ()).unwrap();
+    report.misses
+}
+
+#[test]
+fn a_policy_file_decides_in_a_replay_and_gives_the_same_each_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("behind.wasm");
+    std::fs::write(&path, module(BEHIND)).unwrap();
+    let path = path.to_str().unwrap();
+    for room in [SimRoom::AfterPlan, SimRoom::Ahead] {
+        let (with, without) = (faults(path, room), faults("lru", room));
+        assert_eq!(
+            without, 10_000,
+            "a walk round more than there is always faults"
+        );
+        assert!(with < 7500, "a part of the pages stays: {with}");
+        assert_eq!(faults(path, room), with);
+    }
+    let wrong = folder.path().join("wrong.wasm");
+    std::fs::write(&wrong, module("(loop (br 0))")).unwrap();
+    let wrong = faults(wrong.to_str().unwrap(), SimRoom::Ahead);
+    assert_eq!(
+        wrong,
+        faults("auto", SimRoom::Ahead),
+        "the default goes on alone"
+    );
+    let none = undercroft_sim::setup::reclaim("/nothing/there.wasm");
+    assert!(none.unwrap_err().to_string().contains("No such file"));
+}
+
+/// Names random pages and spaces at each event, and traps now and then.
+fn hostile(_seed: u64) -> Box<dyn Policy> {
+    let text = "(drop (call $reclaim (local.get $space)
+            (i64.add (local.get $page) (i64.rem_s (call $roll) (i64.const 16)))))
+        (drop (call $reclaim (i32.wrap_i64 (i64.rem_u (call $roll) (i64.const 9)))
+            (i64.rem_u (call $roll) (i64.const 500))))
+        (drop (call $reclaim (i32.wrap_i64 (call $roll)) (call $roll)))
+        (if (i64.eqz (i64.rem_u (call $roll) (i64.const 3000))) (then (unreachable)))";
+    Box::new(Plugin::read(&module(text), &mut Host::default()).unwrap())
+}
+
+#[test]
+fn no_byte_is_wrong_in_storms_with_a_hostile_policy_file() {
+    let mut named = 0;
+    for seed in 0..12 {
+        let mut setup = StormSetup::of_seed(seed);
+        setup.plugin = true;
+        let ended = run_with(&setup, 3000, hostile);
+        assert_eq!(ended.failure, None, "seed {seed}");
+        named += ended.tally.seen["victims that a plugin named"];
+    }
+    assert!(named > 50, "{named} prove nothing");
+}
