@@ -10,15 +10,12 @@
 //! ```
 
 use undercroft_base::{SpaceId, VirtPage};
-use undercroft_plugin::{Event, Failure, Host, Kind, Policy, Wish};
+use undercroft_plugin::{Event, Failure, Host, Kind, MODULE_BYTES_MAX, Policy, Wish};
 use wasmi::errors::ErrorKind;
 use wasmi::{
     Caller, Config, EnforcedLimits, Engine, Error, Extern, Linker, Module, Store, StoreLimits,
     StoreLimitsBuilder, TrapCode, TypedFunc,
 };
-
-/// A larger file is refused.
-pub const MODULE_BYTES_MAX: usize = 1 << 20;
 
 /// The version of the interface that this binary has.
 const ABI: i32 = 1;
@@ -77,6 +74,10 @@ const FUNCTIONS: &[&str] = &[
 const MEMORY_BYTES_MAX: usize = 16 << 20;
 /// Bytes of the name of a parameter.
 const NAME_BYTES_MAX: usize = 64;
+/// Calls within calls, and bytes of what they keep. The interpreter has a stack of its own for them,
+/// so they take nothing of the thread's.
+const CALLS_MAX: usize = 256;
+const STACK_BYTES_MAX: usize = 256 << 10;
 /// Elements of its table.
 const TABLE_MAX: usize = 4096;
 
@@ -178,6 +179,8 @@ fn config() -> Config {
     config
         .consume_fuel(true)
         .ignore_custom_sections(true)
+        .set_max_recursion_depth(CALLS_MAX)
+        .set_max_stack_height(STACK_BYTES_MAX)
         .enforced_limits(EnforcedLimits::strict());
     config
 }

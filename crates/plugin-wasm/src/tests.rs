@@ -185,3 +185,39 @@ fn a_flood_of_wishes_is_cut_and_counted() {
     assert_eq!(desk.counts().flooded, 488);
     assert_eq!(desk.counts().failures, 0);
 }
+
+#[test]
+fn no_file_takes_more_than_a_small_stack() {
+    let deep = |open: &str, close: &str| format!("{}{}", open.repeat(20_000), close.repeat(20_000));
+    let locals = "(local i64) ".repeat(20_000);
+    let targets = "0 ".repeat(50_000);
+    let bodies = [
+        "loop br 0 end".to_owned(),
+        "call $self".to_owned(),
+        "call $tail".to_owned(),
+        "i32.const 0 i32.const 0 call_indirect (type $none)".to_owned(),
+        deep("block ", "end "),
+        format!("{} loop br 0 end", deep("loop ", "end ")),
+        deep("i32.const 1 if ", "end "),
+        deep("i32.const 1 ", "drop "),
+        format!("{locals} call $self"),
+        format!("block i32.const 7 br_table {targets} end call $self"),
+        "loop i32.const 0 i32.const 0 i32.const 65536 memory.fill br 0 end".to_owned(),
+    ];
+    let more = r#"(type $none (func)) (table 1 funcref) (elem (i32.const 0) $around)
+        (func $self (local i64 i64 i64 i64 i64 i64 i64 i64) call $self)
+        (func $around i32.const 0 call_indirect (type $none))
+        (func $tail return_call $tail)"#;
+    let files = bodies.map(|body| text("", &body, more));
+    let thread = std::thread::Builder::new().stack_size(512 << 10);
+    let thread = thread.spawn(move || {
+        for bytes in files {
+            // A refusal is good, too: what counts is that the thread's stack suffices.
+            if let Ok(plugin) = Plugin::read(&bytes, &mut Host::default()) {
+                let mut desk = Desk::new(Box::new(plugin));
+                tell(&mut desk, Kind::Fault, 0);
+            }
+        }
+    });
+    thread.expect("a thread").join().expect("no panic");
+}

@@ -28,6 +28,9 @@ pub use event::{Event, Kind};
 pub use host::{Host, Memory, Parameter};
 pub use known::PageIs;
 
+/// A larger policy file is refused.
+pub const MODULE_BYTES_MAX: usize = 1 << 20;
+
 /// A hearer of events that wishes. A plugin is one; storms have others.
 pub trait Policy: Send {
     /// Takes note of one event, and may wish through `host`. Errors: it failed; wishes it made

@@ -42,7 +42,8 @@ pub fn undercroft_lab() -> &'static Path {
 }
 
 /// Both binaries are built by one command, the one of CI: another choice of packages has other
-/// features, and would compile everything again. Tests of clusters need the feature `redis`.
+/// features, and would compile everything again. Tests of clusters need the feature `redis`, those
+/// of policy files `wasm`.
 fn given_or_built(variable: &str, name: &str) -> PathBuf {
     if let Some(path) = std::env::var_os(variable) {
         let path = PathBuf::from(path);
@@ -62,7 +63,12 @@ fn given_or_built(variable: &str, name: &str) -> PathBuf {
     }
     let built = cargo
         .args(["build", "--quiet", "--release", "-p", "undercroft-cli"])
-        .args(["-p", "undercroft-lab", "--features", "undercroft-cli/redis"])
+        .args([
+            "-p",
+            "undercroft-lab",
+            "--features",
+            "undercroft-cli/redis,undercroft-cli/wasm",
+        ])
         .arg("--manifest-path")
         .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../../Cargo.toml"))
         .arg("--target-dir")

@@ -82,7 +82,7 @@ fn may_be_idle() -> bool {
 /// Errors: what failed, by name. Every part runs, also after a failure.
 pub(crate) fn run(lints: bool, all: bool) -> Result<String, String> {
     let words = "build --release --locked -p undercroft-cli -p undercroft-lab --features \
-                 undercroft-cli/redis";
+                 undercroft-cli/redis,undercroft-cli/wasm";
     let release = cargo("the release builds", &words.split(' ').collect::<Vec<_>>());
     if !release.run().passed {
         return Err(format!("{} failed", release.name));
@@ -98,7 +98,8 @@ pub(crate) fn run(lints: bool, all: bool) -> Result<String, String> {
         live.leave_for_later()?;
     }
     if lints {
-        let words = "clippy --workspace --all-targets --locked --features undercroft-cli/redis -- -D warnings";
+        let words = "clippy --workspace --all-targets --locked --features \
+                     undercroft-cli/redis,undercroft-cli/wasm -- -D warnings";
         quiet.insert(0, cargo("clippy", &words.split(' ').collect::<Vec<_>>()));
     }
     let beside = Beside {

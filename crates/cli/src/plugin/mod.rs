@@ -7,15 +7,9 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
-use undercroft_plugin::Desk;
+use undercroft_plugin::{Desk, MODULE_BYTES_MAX};
 use undercroft_proto::options::PluginFile;
 use undercroft_terminal::{Failure, status};
-
-/// A file of more bytes is refused; no more are read.
-#[cfg(feature = "wasm")]
-const BYTES_MAX: usize = undercroft_plugin_wasm::MODULE_BYTES_MAX;
-#[cfg(not(feature = "wasm"))]
-const BYTES_MAX: usize = 0;
 
 /// Makes a plugin of a file's bytes. Errors: why it is none, for the user.
 #[cfg(feature = "wasm")]
@@ -26,11 +20,13 @@ pub(crate) fn read(module: &[u8]) -> Result<Desk, String> {
     Ok(Desk::with_host(Box::new(plugin), host))
 }
 
-/// As above, without an interpreter.
+/// As above, without an interpreter. A manager of such a build may have taken over a run.
 #[cfg(not(feature = "wasm"))]
 pub(crate) fn read(_module: &[u8]) -> Result<Desk, String> {
-    Err("this undercroft was built without the feature `wasm`".to_owned())
+    Err(NO_INTERPRETER.to_owned())
 }
+
+const NO_INTERPRETER: &str = "this build of undercroft has no interpreter of policy files";
 
 /// The failure of a file that is no policy.
 fn refused(path: &Path, why: String) -> Failure {
@@ -44,6 +40,14 @@ fn refused(path: &Path, why: String) -> Failure {
 
 /// Reads a policy file, and checks it as far as that is possible before the program starts.
 pub(crate) fn open(path: &Path) -> Result<PluginFile, Failure> {
+    if !cfg!(feature = "wasm") {
+        return Err(Failure::new(
+            status::USAGE,
+            format!("{} cannot be used", path.display()),
+            NO_INTERPRETER,
+            "build it with one: cargo build --release --features wasm",
+        ));
+    }
     let module = bytes(path).map_err(|error| refused(path, error.to_string()))?;
     read(&module).map_err(|why| refused(path, why))?;
     Ok(PluginFile {
@@ -54,7 +58,7 @@ pub(crate) fn open(path: &Path) -> Result<PluginFile, Failure> {
 
 fn bytes(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    let most = BYTES_MAX as u64 + 1;
+    let most = MODULE_BYTES_MAX as u64 + 1; // one too many says that it is too large
     File::open(path)?.take(most).read_to_end(&mut bytes)?;
     Ok(bytes)
 }

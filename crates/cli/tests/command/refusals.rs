@@ -142,6 +142,26 @@ fn a_cluster_is_refused_with_the_feature_that_brings_it() {
     }
 }
 
+/// With the feature, `live/plugins.rs` in `crates/tests` has the refusals.
+#[test]
+fn a_policy_file_is_refused_with_the_feature_that_brings_it() {
+    let cases: [&[&str]; 2] = [
+        &["run", "-m", "64M", "--policy", "/absent.wasm", "--", "true"],
+        &["policy", "check", "/absent.wasm"],
+    ];
+    for words in cases {
+        if cfg!(feature = "wasm") {
+            refused(words, 2, &["/absent.wasm is no policy", "No such file"]);
+        } else {
+            refused(
+                words,
+                2,
+                &["/absent.wasm", "cargo build --release --features wasm"],
+            );
+        }
+    }
+}
+
 #[test]
 fn latency_bounds_are_refused_with_the_form_of_one() {
     for (bound, word) in [

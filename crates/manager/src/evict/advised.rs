@@ -32,6 +32,10 @@ const NAP_MAX: Duration = Duration::from_millis(16);
 /// Wishes that are tried for one batch.
 const WISHES_A_BATCH: usize = 2 * EVICT_PAGES_MAX;
 
+/// Stack of the thread: twice what hostile files get in the tests of `plugin-wasm`, where the
+/// interpreter is not optimised. Calls of a policy take none of it.
+const STACK_BYTES: usize = 1 << 20;
+
 /// Starts the plugin's thread.
 pub(crate) fn start(
     shared: &Arc<Shared>,
@@ -39,7 +43,9 @@ pub(crate) fn start(
     read: ReadPlugin,
 ) -> std::io::Result<JoinHandle<()>> {
     let (shared, advice) = (shared.clone(), advice.clone());
-    let thread = Builder::new().name(PLUGIN_THREAD.into());
+    let thread = Builder::new()
+        .name(PLUGIN_THREAD.into())
+        .stack_size(STACK_BYTES);
     thread.spawn(move || {
         let ended = catch_unwind(AssertUnwindSafe(|| run(&shared, &advice, read)));
         let why = match ended {

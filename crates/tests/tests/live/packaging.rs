@@ -272,7 +272,7 @@ fn image_of_the_static_binary_runs_programs_in_a_container() {
         return;
     }
     // A release build: quicker than what `packaging/build image` makes by itself.
-    let words = "build --release --locked -p undercroft-cli --features redis --target x86_64-unknown-linux-gnu";
+    let words = "build --release --locked -p undercroft-cli --features redis,wasm --target x86_64-unknown-linux-gnu";
     let folder = target_folder();
     let built = Job::new(env!("CARGO"))
         .args(words.split(' '))

@@ -9,8 +9,7 @@ use std::sync::Arc;
 use undercroft_base::{SpaceId, VirtPage};
 use undercroft_engine::limits::EVICT_PAGES_MAX;
 use undercroft_engine::{Engine, VecLedger};
-use undercroft_plugin::{Desk, Ears, Host, Memory, Wish};
-use undercroft_plugin_wasm::MODULE_BYTES_MAX;
+use undercroft_plugin::{Desk, Ears, Host, MODULE_BYTES_MAX, Memory, Wish};
 
 use crate::replay::client::Client;
 use crate::setup::SetupError;
