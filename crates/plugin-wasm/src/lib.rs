@@ -74,8 +74,8 @@ const FUNCTIONS: &[&str] = &[
 const MEMORY_BYTES_MAX: usize = 16 << 20;
 /// Bytes of the name of a parameter.
 const NAME_BYTES_MAX: usize = 64;
-/// Calls within calls, and bytes of what they keep. The interpreter has a stack of its own for them,
-/// so they take nothing of the thread's.
+/// Calls within calls, and bytes of what they keep. The interpreter has a stack of its own for
+/// them, so they take nothing of the thread's.
 const CALLS_MAX: usize = 256;
 const STACK_BYTES_MAX: usize = 256 << 10;
 /// Elements of its table.

@@ -22,6 +22,7 @@ pub mod memory_trace;
 pub mod open;
 pub mod outcome;
 pub mod page_stream;
+pub(crate) mod plugin;
 pub mod recorded;
 pub mod replay;
 pub mod setup;

@@ -11,7 +11,7 @@ use undercroft_qos::{LatencyBound, StallMax};
 
 use crate::bound;
 use crate::kernel_swap::KernelSwap;
-use crate::replay::plugin::Plugin;
+use crate::plugin::Plugin;
 use crate::sharing::Sharing;
 
 /// How much DRAM the clients have together.
@@ -89,11 +89,17 @@ pub fn page_bytes(text: &str) -> Result<u64, SetupError> {
 /// A policy file of the user's: its name ends so.
 pub const FILE_END: &str = ".wasm";
 
+/// The policy of a file. Errors: it cannot be read, or is no policy.
+pub(crate) fn plugin(path: &str) -> Result<Plugin, SetupError> {
+    let fix = "docs/guide/policies.md says what a policy file must have";
+    Plugin::open(path).map_err(|why| SetupError::option("--policy", path, why, fix))
+}
+
 /// A reclaim policy, a policy file or a bound. Errors: an unknown name, with the valid ones; a file
 /// that is no policy, with why.
 pub fn reclaim(text: &str) -> Result<String, SetupError> {
     if text.ends_with(FILE_END) {
-        return Plugin::open(text).map(|_| text.to_owned());
+        return plugin(text).map(|_| text.to_owned());
     }
     if bound::NAMES.contains(&text) || undercroft_policy::reclaim::by_name(text).is_ok() {
         return Ok(text.to_owned());

@@ -17,10 +17,10 @@ use undercroft_qos::{StallControl, StallMax};
 use crate::bound::belady::{Belady, Future};
 use crate::bound::random::RandomReclaim;
 use crate::page_stream::PageStream;
+use crate::plugin::Plugin;
 use crate::replay::following::Following;
 use crate::replay::page_outs::new_histogram;
-use crate::replay::plugin::Plugin;
-use crate::setup::{FILE_END, Setup, SetupError, SimRoom};
+use crate::setup::{self, FILE_END, Setup, SetupError, SimRoom};
 
 /// The page differs from its stored copy, if it has one.
 pub(super) const DIRTY: u8 = 1;
@@ -283,7 +283,7 @@ impl<'a> Client<'a> {
         engine.set_place(place);
         let space = add_pages(&mut engine, stream);
         let plugin = if setup.reclaim.ends_with(FILE_END) {
-            let plugin = Plugin::open(&setup.reclaim)?;
+            let plugin = setup::plugin(&setup.reclaim)?;
             plugin.attend(&mut engine);
             Some(plugin)
         } else {

@@ -16,6 +16,7 @@
 //! spaces of a live run are pages of one client and one engine. Which pages leave or are prefetched
 //! is not followed: the policies under test decide.
 
+mod advised;
 mod bound;
 mod buffer;
 mod client;
@@ -24,7 +25,6 @@ mod following;
 mod forks;
 mod host;
 pub mod page_outs;
-pub(crate) mod plugin;
 mod sharing;
 pub mod tiers;
 
