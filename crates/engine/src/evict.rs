@@ -13,6 +13,7 @@ use undercroft_policy::reclaim::{Arrival, Verdict};
 
 use crate::batch::{BatchIndex, EvictItem, HALF_PAGES, InFlight, Outcome, Taken};
 use crate::ledger::Ledger;
+use crate::ledger::{ChunkHead, SPACE_BITS};
 use crate::limits::{EVICT_PAGES_MAX, RECENT_PAGES, SELECT_SCAN_MAX};
 use crate::{BookEvent, Engine, Evictions, PageEvent, Room, notes};
 
@@ -414,6 +415,10 @@ impl<L: Ledger> Engine<L> {
         for &(space, page) in wishes {
             if missing == 0 {
                 break;
+            }
+            let chunk = page.0 / u64::from(undercroft_base::CHUNK_PAGES);
+            if space.0 >= 1 << SPACE_BITS || chunk >= ChunkHead::POSITIONS {
+                continue; // the ledger has no such numbers
             }
             let Some(no) = self.table.find(space, page) else {
                 continue;
