@@ -108,9 +108,30 @@ fn wishes_of_no_page_and_of_pages_that_must_stay_change_nothing() {
         (space, 7),
         (space, 199),
         (space, 300),
-        (space, u64::MAX),
         (SpaceId(77), 8),
-        (SpaceId(u32::MAX), u64::MAX),
     ];
     assert_eq!(ahead(&mut engine, &wishes, 3), (vec![0, 1, 2], 0));
+}
+
+/// The ledger has 24 bits for a space, and 36 for a chunk of 512 pages.
+#[test]
+fn wishes_that_the_ledger_cannot_name_are_passed_over() {
+    let (mut engine, space) = engine();
+    let numbers = [
+        (SpaceId((1 << 24) - 1), 8),
+        (SpaceId(1 << 24), 8),
+        (SpaceId(u32::MAX), 8),
+        (space, (1 << 45) - 1),
+        (space, 1 << 45),
+        (space, u64::MAX),
+        (SpaceId(u32::MAX), u64::MAX),
+    ];
+    for (at, wish) in (0..).zip(numbers) {
+        let wishes = [wish, (space, 100 + at)];
+        assert_eq!(
+            ahead(&mut engine, &wishes, 2),
+            (vec![at, 100 + at], 1),
+            "{wish:?}"
+        );
+    }
 }
