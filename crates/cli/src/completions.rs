@@ -243,7 +243,7 @@ mod tests {
         }
         let script = script(crate::args::Cli::command(), Shell::Zsh);
         for part in [
-            ":NAME:(auto active_inactive",
+            ":NAME|FILE.wasm:(auto active_inactive",
             ":SPEC:(ram ",
             "or its program, such as redis-server:_undercroft_pids",
             ":_cmdambivalent",

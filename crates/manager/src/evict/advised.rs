@@ -22,8 +22,9 @@ use crate::space::shared::Shared;
 /// Makes a plugin of a file's bytes. Errors: why it is none, for the user.
 pub type ReadPlugin = fn(&[u8]) -> Result<Desk, String>;
 
-/// Events between two looks at the time and at the memory in use.
-const EVENTS_A_TURN: usize = 1024;
+/// Events between two looks at the time, the memory in use, and whether the run ends. A few: each
+/// may take some milliseconds of a CPU, and the thread may get little of one.
+const EVENTS_A_TURN: usize = 16;
 
 /// Shortest and longest pause of the thread when no event waits.
 const NAP_MIN: Duration = Duration::from_millis(1);

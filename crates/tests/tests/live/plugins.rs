@@ -109,6 +109,31 @@ fn the_template_of_the_command_builds_and_saves_faults() {
 }
 
 #[test]
+fn a_template_without_a_compiler_or_a_linker_says_what_to_install() {
+    turn!(beside_others, "a plain run has no policy");
+    let (Some(make), Some(clang)) = (find("make"), find("clang")) else {
+        return skip("no make or no clang: there is no build to fail");
+    };
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let (dir, tools) = (folder.path().join("mine"), folder.path().join("tools"));
+    let new = ["policy", "new", text(&dir)];
+    let written = Command::new(undercroft()).args(new).output();
+    assert!(written.expect("undercroft").status.success());
+    std::fs::create_dir(&tools).expect("a scratch folder");
+    let fails_for_want_of = |what: &str| {
+        let mut command = Command::new(&make);
+        command.args(["-C", text(&dir)]).env("PATH", &tools);
+        let ended = command.output().expect("make");
+        let said = String::from_utf8_lossy(&ended.stderr);
+        let missing = format!("{what} is missing; install clang and lld: apt install clang lld");
+        assert!(!ended.status.success() && said.contains(&missing), "{said}");
+    };
+    fails_for_want_of("clang");
+    std::os::unix::fs::symlink(&clang, tools.join("clang")).expect("a link");
+    fails_for_want_of("wasm-ld, the linker of WebAssembly,");
+}
+
+#[test]
 fn a_policy_file_that_lets_a_walk_leave_behind_itself_saves_faults() {
     turn!(one_at_a_time, "a plain run has no policy");
     let folder = tempfile::tempdir().expect("a scratch folder");
@@ -149,7 +174,7 @@ const HOSTILE: [(&str, &str, &str); 5] = [
         "(local.set $n (i64.const 100000)) (loop
             (local.set $n (i64.sub (local.get $n) (i64.const 1)))
             (br_if 0 (i64.ne (local.get $n) (i64.const 0))))",
-        "events",
+        "events_late",
     ),
 ];
 
