@@ -36,7 +36,7 @@ mod value;
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
@@ -196,6 +196,8 @@ struct Shared {
     stored: AtomicU64,
     held: AtomicU64,
     stopped: std::sync::atomic::AtomicBool,
+    /// Whether pages may be stored. Each batch holds it for reading.
+    open: RwLock<bool>,
 }
 
 impl Shared {
@@ -257,6 +259,7 @@ impl RemoteTier {
             stored: AtomicU64::new(0),
             held: AtomicU64::new(0),
             stopped: false.into(),
+            open: RwLock::new(true),
         });
         let of = shared.clone();
         let thread = Builder::new().name("uc-hedge".into());
@@ -334,6 +337,8 @@ impl Tier for RemoteTier {
         shared.net.bell.ring(|rung| rung.stop = true);
         let chores = self.chores.lock().unwrap_or_else(PoisonError::into_inner);
         let ended = { chores }.take().map(JoinHandle::join);
+        // Batches that are being stored end first. A later one would stay in the cluster.
+        *shared.open.write().unwrap_or_else(PoisonError::into_inner) = false;
         // The thread deletes and makes copies, too: it must not do so beside this.
         if matches!(ended, Some(Ok(()))) && chores::delete_all(shared, CLOSING) {
             let (map, run) = (shared.net.map(), shared.table.run());

@@ -1,6 +1,7 @@
 //! Writes: each page goes to two masters at once, all pages of a batch together. A copy whose
 //! master does not take it goes to another master.
 
+use std::sync::PoisonError;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
@@ -58,6 +59,7 @@ struct Sent {
 
 /// Stores a batch. See `Tier::store`.
 pub(super) fn store(shared: &Shared, batch: &mut [Store<'_>]) {
+    let open = shared.open.read().unwrap_or_else(PoisonError::into_inner);
     for part in batch.chunks_mut(BATCH_PAGES) {
         for store in part.iter_mut() {
             assert_eq!(
@@ -68,7 +70,7 @@ pub(super) fn store(shared: &Shared, batch: &mut [Store<'_>]) {
             store.result = Err(StoreError::Full);
         }
         let paused = *shared.pause();
-        if paused.is_some_and(|(until, _)| Instant::now() < until) {
+        if !*open || paused.is_some_and(|(until, _)| Instant::now() < until) {
             continue;
         }
         let mut items = begin(shared, part);

@@ -97,6 +97,8 @@ fn remote_on_a_real_cluster() {
     let begun = Instant::now();
     passes_the_contract_and_leaves_nothing_behind(&cluster);
     step("contract", begun);
+    a_tier_that_is_closed_while_it_stores_leaves_nothing_behind(&cluster);
+    step("closed", begun);
     damaged_values_are_never_returned(&cluster);
     clusters_that_cannot_be_used_are_refused(&cluster);
     step("damage and refusals", begun);
@@ -124,6 +126,26 @@ fn passes_the_contract_and_leaves_nothing_behind(cluster: &Cluster) {
         tier.close();
     }
     assert_eq!(cluster.keys(), 0, "keys were left behind");
+}
+
+/// The end of a run does not wait for the threads that store.
+fn a_tier_that_is_closed_while_it_stores_leaves_nothing_behind(cluster: &Cluster) {
+    for round in 0..10 {
+        let tier = opened(&spec(cluster, ",size=16M")).expect("a tier");
+        let stores = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut random = Pages::new(200 + round);
+                let pages: Vec<_> = (0..8).map(|n| (random.mixed(), Stamp(n))).collect();
+                while store_all(&tier, &pages).iter().all(Result::is_ok) {
+                    stores.fetch_add(1, Relaxed);
+                }
+            });
+            until("stores", 20, || stores.load(Relaxed) > round);
+            tier.close();
+        });
+        assert_eq!(cluster.keys(), 0, "keys were left behind");
+    }
 }
 
 /// A master is killed while pages are read, written and freed: none is lost, and no read is late.
