@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use undercroft_tests::{Job, MIB, Outcome, build, find, skip, turn, undercroft};
+use undercroft_tests::{Job, MIB, Outcome, build, find, rounds, skip, turn, undercroft};
 
 /// Functions that a policy may import, as text.
 const IMPORTS: &str = r#"
@@ -42,11 +42,11 @@ const BEHIND_MORE: &str = r#"(data (i32.const 0) "behind") (func (export "init")
     (drop (call $register (i32.const 0) (i32.const 6) (i64.const 96))))"#;
 
 /// Goes round memory whose words are checked.
-fn rounds(policy: &str) -> Outcome {
+fn walk(policy: &str, times: &str) -> Outcome {
     let folder = tempfile::tempdir().expect("a scratch folder");
     let spill = folder.path().join("spill").display().to_string();
     Job::new(build("touch"))
-        .args(["96", "--rounds", "5"])
+        .args(["96", "--rounds", times])
         .limit(48 * MIB)
         .options([
             "--policy",
@@ -72,9 +72,9 @@ fn text(path: &Path) -> &str {
     path.to_str().expect("a plain path")
 }
 
-/// Rounds with a policy need fewer pages back than with `lru`.
+/// A walk with a policy needs fewer pages back than with `lru`.
 fn expect_savings(with: &Outcome) {
-    let without = rounds("lru");
+    let without = walk("lru", "5");
     let swap_ins = [with, &without].map(|outcome| count(outcome, "faults.swap_in"));
     let chosen = count(with, "policies.plugin.pages_chosen");
     assert!(chosen > 10_000.0, "{with}");
@@ -105,7 +105,7 @@ fn the_template_of_the_command_builds_and_saves_faults() {
         said.contains("behind = 96") && said.contains("0 failed"),
         "{said}"
     );
-    expect_savings(&rounds(text(&file)));
+    expect_savings(&walk(text(&file), "5"));
 }
 
 #[test]
@@ -138,7 +138,7 @@ fn a_policy_file_that_lets_a_walk_leave_behind_itself_saves_faults() {
     turn!(one_at_a_time, "a plain run has no policy");
     let folder = tempfile::tempdir().expect("a scratch folder");
     let file = policy(folder.path(), "behind.wasm", 1, BEHIND, BEHIND_MORE);
-    let with = rounds(text(&file));
+    let with = walk(text(&file), "5");
     let report = with.report.as_ref().expect("a report");
     assert_eq!(report["policies"]["reclaim"], "auto", "{with}");
     let plugin = &report["policies"]["plugin"];
@@ -184,7 +184,7 @@ fn a_hostile_policy_file_changes_no_byte_and_keeps_the_limit() {
     let folder = tempfile::tempdir().expect("a scratch folder");
     for (name, on_event, counted) in HOSTILE {
         let file = policy(folder.path(), &format!("{name}.wasm"), 1, on_event, "");
-        let outcome = rounds(text(&file));
+        let outcome = walk(text(&file), rounds("2", "5"));
         let figure = count(&outcome, &format!("policies.plugin.{counted}"));
         assert!(figure >= 1.0, "{name}: {counted} is {figure}: {outcome}");
         let report = outcome.report.as_ref().expect("a report");
