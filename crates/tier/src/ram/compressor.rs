@@ -23,7 +23,7 @@ pub enum Compressor {
 
 /// Names that a user may write, in the order of messages.
 pub(crate) const COMPRESSOR_NAMES: &str = "lz4, zstd";
-/// Level 1 takes half as much time again, and saves a tenth of the bytes (docs/design/0006).
+/// Level 1 takes half as much time again, and saves 6 to 24 % of the bytes (docs/design/0006).
 const ZSTD_LEVEL: i32 = -1;
 /// Room for the output of one page, for any compressor.
 const OUTPUT_BYTES: usize = 2 * BASE_PAGE_BYTES;
