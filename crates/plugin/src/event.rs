@@ -51,6 +51,13 @@ const KINDS: [Kind; 13] = [
     Kind::Lost,
 ];
 
+impl Kind {
+    /// The kinds of events that have a space.
+    pub fn of_spaces() -> &'static [Kind] {
+        &KINDS[..Kind::Ended as usize]
+    }
+}
+
 /// An event. Pages are numbers: the address divided by the size of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {

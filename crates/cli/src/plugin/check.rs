@@ -18,19 +18,6 @@ const PAGES: u64 = 20_000;
 /// The check ends after this time, even if not all events were told.
 const TIME_MAX: Duration = Duration::from_secs(5);
 
-const KINDS: [Kind; 10] = [
-    Kind::Fault,
-    Kind::CameAlong,
-    Kind::Left,
-    Kind::Stayed,
-    Kind::Used,
-    Kind::Found,
-    Kind::Dropped,
-    Kind::Moved,
-    Kind::Forked,
-    Kind::Ended,
-];
-
 /// The events of the check: a walk, then any event of any page, then of the last numbers.
 fn script() -> impl Iterator<Item = Event> {
     let event = |kind, page| Event {
@@ -40,17 +27,17 @@ fn script() -> impl Iterator<Item = Event> {
         pages: 1,
         detail: 0,
     };
-    let mut random = Random::new(1);
+    let (mut random, kinds) = (Random::new(1), Kind::of_spaces());
     let walk = (0..PAGES).map(move |page| event(Kind::Fault, page));
     let any = (0..PAGES).map(move |_| Event {
         detail: random.bits(),
-        ..event(KINDS[random.index(KINDS.len())], random.below(PAGES))
+        ..event(kinds[random.index(kinds.len())], random.below(PAGES))
     });
-    let last = KINDS.into_iter().map(move |kind| Event {
+    let last = kinds.iter().map(move |kind| Event {
         space: SpaceId(u32::MAX),
         pages: u64::MAX,
         detail: u64::MAX,
-        ..event(kind, u64::MAX)
+        ..event(*kind, u64::MAX)
     });
     let plain = [Kind::Limit, Kind::Lost].map(|kind| Event::plain(kind, u64::MAX));
     walk.chain(any).chain(last).chain(plain)

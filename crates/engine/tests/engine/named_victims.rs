@@ -2,7 +2,7 @@
 
 use crate::common;
 use undercroft_base::{PageState, SpaceId, VirtPage, VirtRange};
-use undercroft_engine::{Engine, Outcome, Taken, VecLedger};
+use undercroft_engine::{Engine, EvictItem, Outcome, Taken, VecLedger};
 
 fn range(start: u64, end: u64) -> VirtRange {
     VirtRange::new(VirtPage(start), VirtPage(end))
@@ -20,12 +20,10 @@ fn engine() -> (Engine<VecLedger>, SpaceId) {
     (engine, space)
 }
 
-/// Names `ranges` and lets the selected pages leave. Returns them.
-fn take(engine: &mut Engine<VecLedger>, space: SpaceId, ranges: &[VirtRange]) -> Vec<u64> {
-    let (mut batch, mut wake) = (Vec::new(), Vec::new());
-    let any = engine.evictions().select_these(space, ranges, &mut batch);
-    assert_eq!(any, !batch.is_empty());
-    for item in &batch {
+/// Lets a batch leave. Returns its pages.
+fn leave(engine: &mut Engine<VecLedger>, batch: &[EvictItem]) -> Vec<u64> {
+    let mut wake = Vec::new();
+    for item in batch {
         engine.evictions().settle(item.at, Taken::Moved, &mut wake);
         engine
             .evictions()
@@ -33,6 +31,14 @@ fn take(engine: &mut Engine<VecLedger>, space: SpaceId, ranges: &[VirtRange]) ->
     }
     engine.books().audit();
     batch.iter().map(|item| item.page.0).collect()
+}
+
+/// Names `ranges` and lets the selected pages leave. Returns them.
+fn take(engine: &mut Engine<VecLedger>, space: SpaceId, ranges: &[VirtRange]) -> Vec<u64> {
+    let mut batch = Vec::new();
+    let any = engine.evictions().select_these(space, ranges, &mut batch);
+    assert_eq!(any, !batch.is_empty());
+    leave(engine, &batch)
 }
 
 #[test]
@@ -70,17 +76,12 @@ fn ahead(
     let wishes: Vec<_> = (wishes.iter())
         .map(|(space, page)| (*space, VirtPage(*page)))
         .collect();
-    let (mut batch, mut wake) = (Vec::new(), Vec::new());
+    let mut batch = Vec::new();
     assert!(engine.evictions().select_ahead(&wishes, want, &mut batch));
-    for item in &batch {
-        engine.evictions().settle(item.at, Taken::Moved, &mut wake);
-        engine
-            .evictions()
-            .publish(item.at, Outcome::Fill(0), &mut wake);
-    }
-    engine.books().audit();
-    let pages = batch.iter().map(|item| item.page.0).collect();
-    (pages, engine.books().stats().wished - wished)
+    (
+        leave(engine, &batch),
+        engine.books().stats().wished - wished,
+    )
 }
 
 #[test]
