@@ -6,7 +6,7 @@
 //! - The kernel says who serves the socket: a process of that user, whose number is the keeper's.
 //!   Numbers of processes that do not belong to it are dropped.
 //! - An answer is bounded in size and time, and so are the runs of a user and the users. Each user
-//!   is asked on a thread of its own: one who does not answer delays no other.
+//!   is asked on threads of its own: one who does not answer delays no other.
 //! - A text that a terminal would obey, and numbers that a sum could not hold, make it no answer.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -134,25 +134,22 @@ fn users() -> BTreeMap<u32, Vec<PathBuf>> {
 /// The runs of one user.
 fn of_user(user: u32, bases: &[PathBuf]) -> Vec<Snapshot> {
     let deadline = Instant::now() + PATIENCE;
-    let mut found = Vec::new();
+    let mut sockets = Vec::new();
     for base in bases.iter().filter_map(|base| open_of(base, user)) {
         let Ok(names) = Dir::read_from(&base) else {
             continue;
         };
         let names = names.flatten().take(NAMES_MAX);
         let names = names.map(|entry| OsStr::from_bytes(entry.file_name().to_bytes()).to_owned());
-        let runs: Vec<_> = names.filter(|name| is_run(name)).take(RUNS_MAX).collect();
-        found.extend(runs.iter().filter_map(|name| {
-            let socket = socket_of(base.as_fd(), name, user)?;
-            of_socket(
-                &socket,
-                user,
-                deadline.checked_duration_since(Instant::now())?,
-            )
-        }));
-        found.truncate(RUNS_MAX);
+        let runs = names.filter(|name| is_run(name)).take(RUNS_MAX);
+        sockets.extend(runs.filter_map(|name| socket_of(base.as_fd(), &name, user)));
+        sockets.truncate(RUNS_MAX);
     }
-    found
+    let found = status::answers(sockets, move |socket: OwnedFd| {
+        let left = deadline.checked_duration_since(Instant::now())?;
+        of_socket(&socket, user, left)
+    });
+    found.into_iter().collect()
 }
 
 /// The socket of a run, without a way to read it: [`call`] connects to it.

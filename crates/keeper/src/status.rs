@@ -45,9 +45,9 @@ fn sockets() -> impl Iterator<Item = PathBuf> {
 
 /// Has `ask` ask at each socket, and gives the answers as they come. Some are asked at once: a run
 /// that does not answer delays no other, unless there are [`ASKERS`] of its kind.
-fn answers<T: Send + 'static>(
-    sockets: Vec<PathBuf>,
-    ask: impl Fn(PathBuf) -> Option<T> + Clone + Send + 'static,
+pub(crate) fn answers<S: Send + 'static, T: Send + 'static>(
+    sockets: Vec<S>,
+    ask: impl Fn(S) -> Option<T> + Clone + Send + 'static,
 ) -> Receiver<T> {
     let (tell, hear) = channel();
     let askers = sockets.len().min(ASKERS);
@@ -68,7 +68,7 @@ fn answers<T: Send + 'static>(
 
 /// The snapshots of all runs of this user that answer, with their sockets.
 fn all() -> Receiver<(PathBuf, Snapshot)> {
-    answers(sockets().collect(), |socket| {
+    answers(sockets().collect(), |socket: PathBuf| {
         let snapshot = status_of(&socket, PATIENCE)?;
         Some((socket, snapshot))
     })
@@ -235,7 +235,7 @@ mod tests {
         let held = wait.lock().expect("it is free");
         let waits = wait.clone();
         let sockets = (0..4 * ASKERS).map(|at| PathBuf::from(at.to_string()));
-        let heard = answers(sockets.collect(), move |socket| {
+        let heard = answers(sockets.collect(), move |socket: PathBuf| {
             let number: usize = socket.to_str()?.parse().ok()?;
             if number.is_multiple_of(5) && number / 5 < ASKERS - 1 {
                 drop(waits.lock()); // it does not answer
