@@ -6,7 +6,7 @@
 //! once, and the agent becomes the keeper's child.
 
 use core::arch::asm;
-use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::Ordering::{Relaxed, Release};
 
 use undercroft_wire::command;
 use undercroft_wire::protocol::{CommandPage, OP_MOVE, STAGING_PAGES, places_of};
@@ -66,6 +66,18 @@ pub(crate) unsafe fn start_agent(start: &Start) -> bool {
     }
     // SAFETY: the caller's promise.
     let page = Page(unsafe { &*(start.command as *const CommandPage) });
+    page.starting.store(1, Release);
+    // SAFETY: the caller's promise.
+    let started = unsafe { start_by_another(start, &page) };
+    page.starting.store(0, Release);
+    started
+}
+
+/// As [`start_agent`]: a process in between makes the agent. It is gone at the end.
+///
+/// # Safety
+/// That of [`start_agent`].
+unsafe fn start_by_another(start: &Start, page: &Page) -> bool {
     let between: isize;
     // SAFETY: the first new process touches no memory: it makes the second and ends, and says
     // whether it could. The second runs `agent` on its own stack and never returns. The word that
@@ -112,7 +124,7 @@ pub(crate) unsafe fn start_agent(start: &Start) -> bool {
     }
     // The agent runs by now, or soon: one sleep is enough for both.
     let mut ended = None;
-    let started = command::wait_for_agent(&page, || {
+    let started = command::wait_for_agent(page, || {
         ended = ended.or_else(|| reap(between as usize, WNOHANG));
         ended != Some(false)
     });

@@ -203,6 +203,8 @@ pub struct CommandPage {
     pub quit: AtomicU32,
     /// The first listed place.
     pub from: AtomicU32,
+    /// The shim is making the agent. What the process has started until then is the shim's own.
+    pub starting: AtomicU32,
 }
 
 const _: () = assert!(size_of::<CommandPage>() <= 4096, "it is mapped as one page");

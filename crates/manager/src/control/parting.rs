@@ -26,8 +26,9 @@ const _: () = assert!(LOOK_EVERY.as_nanos() < ASK_EVERY.as_nanos());
 pub(super) struct Parting {
     /// There are books of address spaces that are gone, to be forgotten.
     pub(super) forgets: bool,
-    /// Since when each has ended.
+    /// Since when each has ended, and when they are looked at next.
     processes: Vec<(Arc<Process>, Instant)>,
+    look_at: Option<Instant>,
     /// Processes whose memory lives on, with an agent, and when they are looked at next.
     shared: Vec<Arc<Process>>,
     ask_at: Option<Instant>,
@@ -39,7 +40,12 @@ pub(super) struct Parting {
 
 impl Parting {
     pub(super) fn add(&mut self, process: &Arc<Process>) {
-        self.processes.push((process.clone(), Instant::now()));
+        self.wait_for(process.clone(), Instant::now());
+    }
+
+    fn wait_for(&mut self, process: Arc<Process>, since: Instant) {
+        (self.look_at).get_or_insert_with(|| Instant::now() + LOOK_EVERY);
+        self.processes.push((process, since));
     }
 
     /// Time until the next look, if that is sooner than `wait`.
@@ -47,16 +53,18 @@ impl Parting {
         if self.forgets {
             return Duration::ZERO;
         }
-        if !self.processes.is_empty() {
-            return wait.min(LOOK_EVERY);
-        }
+        let next = self.look_at.into_iter().chain(self.ask_at).min();
         let until = |at: Instant| at.saturating_duration_since(Instant::now());
-        self.ask_at.map_or(wait, |at| wait.min(until(at)))
+        next.map_or(wait, |at| wait.min(until(at)))
     }
 
     /// The processes to look at now, and since when they have ended.
     fn due(&mut self, now: Instant) -> Vec<(Arc<Process>, Instant)> {
-        let mut due = std::mem::take(&mut self.processes);
+        let mut due = Vec::new();
+        if self.look_at.is_some_and(|at| now >= at) {
+            self.look_at = None;
+            due = std::mem::take(&mut self.processes);
+        }
         if self.ask_at.is_some_and(|at| now >= at) {
             self.ask_at = None;
             let long_ago = now.checked_sub(LOOK_MAX).unwrap_or(now);
@@ -78,7 +86,7 @@ impl Control {
             if process.has_lost_its_memory() {
                 self.forget(&process);
             } else if now - since < LOOK_MAX {
-                self.parting.processes.push((process, since));
+                self.parting.wait_for(process, since);
             } else if let Some(agent) = process.agent.get().filter(|_| process.has_agent()) {
                 agent.commands.wake_agent();
                 self.parting.ask_at.get_or_insert(now + ASK_EVERY);

@@ -125,6 +125,12 @@ impl Commands {
         self.0.halves()[at].load(Ordering::Relaxed) == QUIT
     }
 
+    /// Whether the shim is making the agent, by a process that has the memory meanwhile.
+    pub(crate) fn is_starting(&self) -> bool {
+        let at = offset_of!(CommandPage, starting) / 4;
+        self.0.halves()[at].load(Ordering::Acquire) != 0
+    }
+
     /// Another process has the memory: the agent stays when the program ends.
     pub(crate) fn stay(&self) {
         self.change_quit(0, STAY);
@@ -290,8 +296,11 @@ impl Commands {
 
 #[cfg(test)]
 mod tests {
+    use undercroft_sys::process::thread_id;
+
     use super::both_sides::READER_SLEEPS;
     use super::*;
+    use crate::space::partners::Partners;
 
     fn page() -> Commands {
         Commands::new(SharedMemory::create("test", 4096).expect("a page"))
@@ -309,6 +318,21 @@ mod tests {
         commands.word(Word::Forking).store(0, Ordering::SeqCst);
         assert!(commands.claim());
         assert_eq!(commands.word(Word::InHand).load(Ordering::SeqCst), 1);
+    }
+
+    /// This thread stands for a process that has the memory.
+    #[test]
+    fn what_the_shim_starts_to_make_the_agent_is_no_partner() {
+        let (commands, partners) = (page(), Partners::default());
+        let word = |offset: usize| &commands.0.halves()[offset / 4];
+        let quit = || word(offset_of!(CommandPage, quit)).load(Ordering::SeqCst);
+        let (pid, tid) = (std::process::id(), thread_id());
+        word(offset_of!(CommandPage, starting)).store(1, Ordering::SeqCst);
+        partners.started(tid, pid, Some(&commands));
+        assert_eq!(quit(), 0, "the agent ends with the program");
+        word(offset_of!(CommandPage, starting)).store(0, Ordering::SeqCst);
+        partners.started(tid, pid, Some(&commands));
+        assert_eq!(quit(), STAY);
     }
 
     #[test]

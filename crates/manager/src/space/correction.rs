@@ -210,13 +210,15 @@ fn only_thread(processes: &Processes, child: &Process, who: Who) -> Result<Optio
     let parents = || parent.into_iter().chain(above.map(|pid| pid as u32));
     let found = [tid].into_iter().find(&mut shows);
     let found = found.or_else(|| parents().flat_map(procfs::children).find(&mut shows));
-    let found = match (found, procfs::processes()) {
-        (Some(found), _) => Some(found),
-        (None, Ok(all)) => all.into_iter().find(&mut shows),
-        (None, Err(error)) => {
-            short = short.or(Short::of(&error));
-            None
-        }
+    let found = match found {
+        Some(found) => Some(found),
+        None => match procfs::processes() {
+            Ok(all) => all.into_iter().find(&mut shows),
+            Err(error) => {
+                short = short.or(Short::of(&error));
+                None
+            }
+        },
     };
     if let Some(thread) = found {
         child.give_ticket(thread);

@@ -9,7 +9,7 @@ use undercroft_engine::{BatchIndex, Fault, FaultAnswer};
 use undercroft_sys::procfs;
 
 use crate::books::Books;
-use crate::space::process::Process;
+use crate::space::process::{Process, control_block};
 use crate::space::processes::Processes;
 use crate::space::shared::Shared;
 
@@ -22,8 +22,13 @@ pub(crate) fn protect(books: &Books, process: &Process, thread: u32) {
     if regions.is_empty() || procfs::status_number(thread, "Threads") != Some(1) {
         return;
     }
+    // The kernel writes there when the child ends or calls exec, and wakes its agent. The page or
+    // two are charged by a later scan.
+    let block = control_block(thread);
     for region in regions {
-        let _ = process.memory.protect(region, true);
+        for part in region.minus(block.as_slice()) {
+            let _ = process.memory.protect(part, true);
+        }
     }
 }
 

@@ -11,7 +11,6 @@ use undercroft_engine::{EVERYTHING, Engine};
 use undercroft_proto::legacy::Flag;
 use undercroft_sys::maps::{Mapping, Maps};
 use undercroft_sys::pagemap::Category;
-use undercroft_sys::process::robust_list_head;
 use undercroft_sys::procfs::{self, Vma};
 use undercroft_sys::uffd::{RegisterMode, UffdError};
 
@@ -21,7 +20,7 @@ use crate::signals::Signals;
 use crate::space::agent::Agent;
 use crate::space::layout::apply_events;
 use crate::space::parts::{CHUNKS, next_parts, pause};
-use crate::space::process::{EXCLUDE_MAX, Process};
+use crate::space::process::{EXCLUDE_MAX, Process, control_block};
 use crate::space::shared::Shared;
 use crate::space::still;
 use crate::sync::lock;
@@ -56,11 +55,6 @@ const _: () = assert!(EVENT_PAUSE.as_nanos() < EVENT_WAIT_MAX.as_nanos());
 
 /// Threads that wait for the start of another to be looked at again. Checks find the others.
 const STARTED_MAX: usize = 8;
-
-/// Bytes around a thread's robust-list head that belong to its control block (glibc: the head is
-/// 0x2e0 into `struct pthread`, of about 0x900 bytes). The kernel writes there when the thread
-/// ends, past userfaultfd.
-const CONTROL_BLOCK: (u64, u64) = (0x300, 0x700);
 
 /// New mappings of a process, registered. Their pages are still to be counted
 /// ([`Enrolled::count`]).
@@ -680,12 +674,9 @@ pub(crate) fn thread_started(books: &Books, signals: &Signals, process: &Process
 
 /// Excludes the control block of a thread from eviction. False if that is to be tried again.
 fn lock_thread(books: &Books, signals: &Signals, process: &Process, tid: u32) -> bool {
-    let Some(head) = robust_list_head(tid) else {
-        return false; // not set up yet (or not glibc)
+    let Some(block) = control_block(tid) else {
+        return false;
     };
-    let first = VirtPage::of(head.saturating_sub(CONTROL_BLOCK.0));
-    let last = VirtPage::of(head + CONTROL_BLOCK.1);
-    let block = VirtRange::new(first, last.plus(1));
     let absent = {
         let mut engine = books.engine();
         engine.layout().lock(process.space, block, true)

@@ -45,9 +45,10 @@ impl Partners {
     }
 
     /// Process `pid` has started process `other`. If that has this memory, the agent stays from now
-    /// on: `pid` may end before the next look. Cost: one system call.
+    /// on: `pid` may end before the next look. What the shim starts to make the agent is no
+    /// partner, and gone when the agent is there. Cost: one system call.
     pub(crate) fn started(&self, other: u32, pid: u32, agent: Option<&Commands>) {
-        if shares(pid, other) == Some(false) {
+        if agent.is_some_and(Commands::is_starting) || shares(pid, other) == Some(false) {
             return;
         }
         let mut started = lock(&self.started);

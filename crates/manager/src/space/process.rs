@@ -11,6 +11,7 @@ use undercroft_base::{SpaceId, VirtPage, VirtRange};
 use undercroft_proto::legacy::{Number, Row};
 use undercroft_sys::maps::Maps;
 use undercroft_sys::pagemap::{Category, Pagemap};
+use undercroft_sys::process::robust_list_head;
 use undercroft_sys::procfs;
 
 use crate::cpus::pin::Program;
@@ -38,6 +39,11 @@ const YIELDED: Duration = Duration::from_secs(15);
 /// Longest wait of a thread that serves other processes too for an agent to finish a few MOVEs,
 /// which take some 20 us.
 pub(crate) const EXCLUDE_MAX: Duration = Duration::from_millis(2);
+
+/// Bytes around a thread's robust-list head that belong to its control block (glibc: the head is
+/// 0x2e0 into `struct pthread`, of about 0x900 bytes). The kernel writes there when the thread
+/// ends, past userfaultfd.
+const CONTROL_BLOCK: (u64, u64) = (0x300, 0x700);
 
 /// Guest memory, and the process that maps it.
 pub(crate) struct Hosted {
@@ -343,4 +349,13 @@ impl Program for Process {
             agent.commands.unbind(tid);
         }
     }
+}
+
+/// The pages of a thread's control block. `None`: it is not set up yet, or the C library is not
+/// glibc.
+pub(crate) fn control_block(tid: u32) -> Option<VirtRange> {
+    let head = robust_list_head(tid)?;
+    let first = VirtPage::of(head.saturating_sub(CONTROL_BLOCK.0));
+    let last = VirtPage::of(head + CONTROL_BLOCK.1);
+    Some(VirtRange::new(first, last.plus(1)))
 }

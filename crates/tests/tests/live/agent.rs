@@ -239,14 +239,27 @@ for _ in range(200):
     except OSError: busy += 1
 print(busy)
 ";
-    let folder = tempfile::tempdir().expect("a folder");
-    let job = Job::new("/usr/bin/python3").args(["-c", script]);
-    let outcome = job.folder(folder.path()).limit(200 * MIB).run().expect(0);
-    let [busy] = outcome.numbers::<1>();
-    assert!(
-        busy == 0.0,
-        "{busy} of 200 times the program's file was in use"
-    );
+    for limit in [200 * MIB, 8 * MIB] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let job = Job::new("/usr/bin/python3").args(["-c", script]);
+        let outcome = job.folder(folder.path()).limit(limit).run().expect(0);
+        let [busy] = outcome.numbers::<1>();
+        assert!(
+            busy == 0.0,
+            "{busy} of 200 times the program's file was in use, limit {limit}"
+        );
+    }
+}
+
+/// A fork child that ends at once, is killed or calls exec leaves no agent that nothing wakes. The
+/// one that the kernel wakes may still be ending when the child's end is known.
+#[test]
+fn no_agent_of_a_fork_child_is_left_behind() {
+    let _turn = beside_others();
+    for way in ["end", "kill", "x"] {
+        let job = Job::new(build("lingers")).arg(way).limit(LIMIT);
+        job.run().expect(0).expect_swapping(1000.0);
+    }
 }
 
 /// Someone kills the agent alone, in the middle of a command or not. No byte is lost, and the

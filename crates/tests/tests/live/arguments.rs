@@ -50,18 +50,19 @@ fn what_a_program_wipes_from_its_arguments_is_nowhere() {
     let job = Job::new(build("wipes")).arg(&secret).limit(64 * MIB);
     let mut run = job.start();
     run.until("wiped arguments", 60, is_ready);
-    // `run` puts its title in place as soon as the program has started.
-    run.until("titles", 60, |_| {
-        holders("cmdline", &secret).is_empty().then_some(())
+    // Each process puts its title in place once it has started.
+    run.until("titles", 60, |run| {
+        let tree = run.tree();
+        let has = |title: &&str| {
+            let named = |pid: i32| format!("undercroft: {title} of {pid}");
+            let is = |command: &str| tree.iter().any(|it| named(it.pid) == command);
+            tree.iter().any(|it| is(&it.command))
+        };
+        let titled = ["keeper", "manager", "holder"].iter().all(has);
+        (titled && holders("cmdline", &secret).is_empty()).then_some(())
     });
     let found = [holders("cmdline", &secret), holders("environ", &secret)].concat();
     assert!(found.is_empty(), "{found:#?}");
-    let tree = run.tree();
-    for title in ["keeper of ", "manager of ", "holder of "] {
-        let named = |pid: u32| format!("undercroft: {title}{pid}");
-        let is = |command: &str| tree.iter().any(|it| named(it.pid as u32) == command);
-        assert!(tree.iter().any(|it| is(&it.command)), "{title}: {tree:#?}");
-    }
     // Over its own socket, which is of this user alone, it may be told.
     let status = run.status().expect("a status");
     assert_eq!(status["command"][1], secret.as_str(), "{status}");
