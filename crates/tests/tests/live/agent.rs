@@ -251,14 +251,14 @@ print(busy)
     }
 }
 
-/// A fork child that ends at once, is killed or calls exec leaves no agent that nothing wakes. The
-/// one that the kernel wakes may still be ending when the child's end is known.
+/// A fork child that ends at once, is killed or calls exec leaves no agent that nothing wakes.
+/// Nothing is evicted: that would take the processes so long that a late look ends their agents.
 #[test]
 fn no_agent_of_a_fork_child_is_left_behind() {
     let _turn = beside_others();
     for way in ["end", "kill", "x"] {
-        let job = Job::new(build("lingers")).arg(way).limit(LIMIT);
-        job.run().expect(0).expect_swapping(1000.0);
+        let job = Job::new(build("lingers")).arg(way).limit(40 * MIB);
+        job.run().expect(0);
     }
 }
 
