@@ -145,7 +145,7 @@ const CLIENT: &[OfClient] = &[
     (
         "undercroft_guest_given_back_bytes_total",
         "counter",
-        "Memory that the virtual machine gave back while it was in DRAM.",
+        "Memory that the virtual machine gave back, from DRAM or from tiers.",
         |of| of.guest.map(|guest| guest.given_back_bytes as f64),
     ),
     (

@@ -16,6 +16,7 @@
 //! - `uc-plugin` (`--policy FILE.wasm`): runs the user's policy when no other thread wants the CPU.
 //!   It takes no lock.
 //! - `uc-strays`: looks for processes of the program that are not managed.
+//! - `uc-given-back` (`undercroft vm`): hears what the guest gives back of its memory.
 //! - For a while: `uc-add` (`tiers add`), `uc-core` (`undercroft core`), `uc-give-way` (memory for
 //!   a userfaultfd of the program's own), `uc-trace` (`--trace`). In the keeper: `uc-grant` (a
 //!   daemon).
@@ -32,6 +33,7 @@
 //!   the evictor, for reading, in order of space; and the fault thread that reads a FORK event,
 //!   which has the parent's, and takes the new child's that no other thread knows yet.
 //! - `Process::order` is a Mutex: the layout events that are held back.
+//! - Guest memory has a Mutex between `layout` and `engine`, [`space::guest::Guest::stays`].
 //! - `engine` is a Mutex. With it held, no thread does I/O or waits for another thread.
 //! - `Books::storing` is an RwLock. The evictor holds it for reading during a batch, and from the
 //!   choice of a demotion to its end. `uc-migrate` locks it for writing and releases it at once,

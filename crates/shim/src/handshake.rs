@@ -8,7 +8,7 @@ use undercroft_wire::protocol::*;
 use crate::agent::{Start, start_agent};
 use crate::life::Life;
 use crate::mapping::Mapping;
-use crate::raw::{ENOTTY, PAGE, STACK, advice, call3, call6, close, close_all, nr};
+use crate::raw::{ENOTTY, PAGE, STACK, advice, call3, close, close_all, nr, unsignalled};
 use crate::socket::{receive, send};
 use crate::{ADDRESS, BEACON, COMMAND, OWNER};
 
@@ -247,12 +247,6 @@ unsafe fn start_unsignalled(
     holding_uffd: usize,
     process_uffd: usize,
 ) -> bool {
-    const SET_MASK: usize = 2;
-    let (all, mut old) = (u64::MAX, 0u64);
-    let all_at = core::ptr::from_ref(&all) as usize;
-    let old_at = core::ptr::from_mut(&mut old) as usize;
-    // SAFETY: two live sets of the kernel's size, 8 bytes.
-    unsafe { call6(nr::RT_SIGPROCMASK, SET_MASK, all_at, old_at, 8, 0, 0) };
     let start = Start {
         command: command.start,
         staging: own.start,
@@ -261,9 +255,8 @@ unsafe fn start_unsignalled(
         process_uffd,
         life: Life::of_caller(),
     };
-    // SAFETY: the caller's promise; the area ends with the stack.
-    let started = unsafe { start_agent(&start) };
-    // SAFETY: the set that the kernel wrote above.
-    unsafe { call6(nr::RT_SIGPROCMASK, SET_MASK, old_at, 0, 8, 0, 0) };
-    started
+    unsignalled(|| {
+        // SAFETY: the caller's promise; the area ends with the stack.
+        unsafe { start_agent(&start) }
+    })
 }

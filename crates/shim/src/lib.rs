@@ -14,6 +14,7 @@ mod agent;
 mod alone;
 mod exec;
 mod give_way;
+mod given_back;
 mod handshake;
 mod image;
 mod interpreted;

@@ -9,6 +9,7 @@ pub(crate) mod nr {
     pub(crate) const READ: usize = 0;
     pub(crate) const OPEN: usize = 2;
     pub(crate) const CLOSE: usize = 3;
+    pub(crate) const FSTAT: usize = 5;
     pub(crate) const MMAP: usize = 9;
     pub(crate) const MPROTECT: usize = 10;
     pub(crate) const MUNMAP: usize = 11;
@@ -51,6 +52,7 @@ pub(crate) mod nr {
     pub(crate) const UNSHARE: usize = 272;
     pub(crate) const PRLIMIT64: usize = 302;
     pub(crate) const SECCOMP: usize = 317;
+    pub(crate) const FALLOCATE: usize = 285;
     pub(crate) const EXECVEAT: usize = 322;
     pub(crate) const USERFAULTFD: usize = 323;
     pub(crate) const CLOSE_RANGE: usize = 436;
@@ -60,6 +62,7 @@ pub(crate) mod nr {
 /// Advice of madvise(2).
 pub(crate) mod advice {
     pub(crate) const DONTNEED: usize = 4;
+    pub(crate) const REMOVE: usize = 9;
     pub(crate) const DONTFORK: usize = 10;
     pub(crate) const NOHUGEPAGE: usize = 15;
     pub(crate) const WIPEONFORK: usize = 18;
@@ -112,6 +115,20 @@ pub(crate) unsafe fn call3(n: usize, a: usize, b: usize, c: usize) -> isize {
 pub(crate) fn own_id() -> u32 {
     // SAFETY: takes no arguments.
     unsafe { call3(nr::GETTID, 0, 0, 0) as u32 }
+}
+
+/// Does `work` while the calling thread receives no signal.
+pub(crate) fn unsignalled<T>(work: impl FnOnce() -> T) -> T {
+    const SET_MASK: usize = 2;
+    let (all, mut old) = (u64::MAX, 0u64);
+    let all_at = core::ptr::from_ref(&all) as usize;
+    let old_at = core::ptr::from_mut(&mut old) as usize;
+    // SAFETY: two live sets of the kernel's size, 8 bytes.
+    unsafe { call6(nr::RT_SIGPROCMASK, SET_MASK, all_at, old_at, 8, 0, 0) };
+    let result = work();
+    // SAFETY: the set that the kernel wrote above.
+    unsafe { call6(nr::RT_SIGPROCMASK, SET_MASK, old_at, 0, 8, 0, 0) };
+    result
 }
 
 /// Closes a descriptor that the shim made or got.

@@ -1,7 +1,8 @@
 //! Stands in for madvise and shmat, which can drop pages without telling userfaultfd.
 
+use crate::given_back;
 use crate::mremap::{FIXED, MAYMOVE, whole};
-use crate::raw::advice::{DONTNEED, GUARD_INSTALL};
+use crate::raw::advice::{DONTNEED, GUARD_INSTALL, REMOVE};
 use crate::raw::{EINVAL, PAGE, call3, call6, fail, nr};
 
 /// Flags of shmat(2): round the address down; take the place of what is mapped there.
@@ -29,6 +30,9 @@ unsafe extern "C" fn madvise(address: usize, length: usize, advice: i32) -> i32 
         unsafe { call3(nr::MADVISE, address, length, DONTNEED) };
         // SAFETY: as above.
         unsafe { call3(nr::MADVISE, address, length, GUARD_INSTALL) };
+    }
+    if result == 0 && advice == REMOVE {
+        given_back::at(address, length);
     }
     fail(result) as i32
 }

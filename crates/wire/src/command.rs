@@ -17,6 +17,9 @@
 //! - Fork gate: `forking` (the atfork handlers) against `in_hand` (`claim`, `release`). No page of
 //!   the process is between taken out and published while fork() copies the address space.
 //!
+//! A range that is given back is told by [`tell`], and taken by [`next_told`] and [`heard`]: one
+//! side writes `told`, the other `heard`.
+//!
 //! An agent without a command is not excluded. One that has not started gets no command: it might
 //! carry the command out after the manager has given it up.
 
@@ -38,6 +41,8 @@ pub enum Word {
     Forking,
     InHand,
     Ready,
+    Told,
+    Heard,
 }
 
 /// Needs of the protocol from its memory and from the kernel. Seven methods: each is one operation
@@ -78,6 +83,9 @@ const NAP: Duration = Duration::from_millis(1);
 
 /// How often to poll the fork gate before sleeping.
 const FORK_LOOKS: u32 = 100;
+
+/// How often a thread polls that has told of a range, before it sleeps: some 20 us.
+const HEARD_LOOKS: u32 = 800;
 
 /// How often to poll the reader before yielding the CPU between polls. By then it has read a few
 /// messages, or lost its CPU.
@@ -236,6 +244,32 @@ pub fn exclude_agent<S: CommandWords>(
     true
 }
 
+/// The manager waits for a range that is given back, other than the `last` one. Returns its number.
+/// * `sleep`: waits at [`Word::Told`] while it is the number given. False: no more is to be heard.
+#[inline]
+pub fn next_told(
+    page: &impl CommandWords,
+    last: u32,
+    mut sleep: impl FnMut(u32) -> bool,
+) -> Option<u32> {
+    loop {
+        let told = page.load(Word::Told, Acquire);
+        if told != last {
+            return Some(told);
+        }
+        if !sleep(last) {
+            return None;
+        }
+    }
+}
+
+/// The manager has acted on range `told`.
+#[inline]
+pub fn heard(page: &impl CommandWords, told: u32) {
+    page.store(Word::Heard, told, Release);
+    page.wake(Word::Heard, 1);
+}
+
 /// Lets the agent continue.
 #[inline]
 pub fn admit_agent(page: &impl CommandWords) {
@@ -322,6 +356,29 @@ pub fn before_fork<S: CommandWords>(page: &S) {
 #[inline]
 pub fn after_fork(page: &impl CommandWords) {
     page.add(Word::Forking, u32::MAX);
+}
+
+/// Tells the manager of a range that is given back, which `write` writes down, and waits until it
+/// has acted on it, for as long as that takes: a manager that was told may act at any time, and
+/// what the program writes there after this call must stay. One thread at a time.
+#[inline]
+pub fn tell<S: CommandWords>(page: &S, write: impl FnOnce()) {
+    write();
+    let told = page.load(Word::Told, Relaxed).wrapping_add(1);
+    page.store(Word::Told, told, Release);
+    page.wake(Word::Told, 1);
+    let mut looks = 0;
+    loop {
+        let heard = page.load(Word::Heard, Acquire);
+        if heard == told {
+            return;
+        }
+        looks += 1;
+        if looks > S::looks(HEARD_LOOKS) {
+            page.wait(Word::Heard, heard, None);
+        }
+        page.pause(false);
+    }
 }
 
 /// Sets [`Word::Busy`] while the manager is not reading messages. Half of [`between_events`].

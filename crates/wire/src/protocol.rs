@@ -205,6 +205,19 @@ pub struct CommandPage {
     pub from: AtomicU32,
     /// The shim is making the agent. What the process has started until then is the shim's own.
     pub starting: AtomicU32,
+    /// Taken by a thread that gives memory back: 1; 2: others wait for it. Futex.
+    pub gives: AtomicU32,
+    /// Number of the last range that was told to be given back; futex.
+    pub told: AtomicU32,
+    /// Number of the last such range that the manager has acted on; futex.
+    pub heard: AtomicU32,
+    /// Whether the manager hears of guest memory that is given back. It is set before a page of
+    /// that memory leaves.
+    pub listens: AtomicU32,
+    /// Bytes of the guest memory that are given back: from, and up to.
+    pub given: [AtomicU64; 2],
+    /// The guest memory: device and inode, where it is mapped, and its bytes.
+    pub guest: [AtomicU64; 4],
 }
 
 const _: () = assert!(size_of::<CommandPage>() <= 4096, "it is mapped as one page");
@@ -222,6 +235,8 @@ impl CommandPage {
             Word::Forking => offset_of!(CommandPage, forking),
             Word::InHand => offset_of!(CommandPage, in_hand),
             Word::Ready => offset_of!(CommandPage, ready),
+            Word::Told => offset_of!(CommandPage, told),
+            Word::Heard => offset_of!(CommandPage, heard),
         }
     }
 }

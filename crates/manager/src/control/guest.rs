@@ -16,6 +16,7 @@ use undercroft_sys::{process, procfs};
 
 use super::Control;
 use super::given_back::GivenBack;
+use super::told;
 use crate::signals::Doom;
 use crate::space::discover;
 use crate::space::foreign;
@@ -59,6 +60,8 @@ enum Unfit {
     NoNumber(#[from] LedgerFull),
     #[error("its mappings cannot be read: {0}")]
     Unreadable(#[from] std::io::Error),
+    #[error("no thread can hear what is given back of it: {0}")]
+    Unheard(std::io::Error),
 }
 
 /// The guest memory of the run: the control thread looks for it.
@@ -76,12 +79,17 @@ pub(super) struct GuestWatch {
 }
 
 impl GuestWatch {
-    pub(super) fn new(shared: &Shared) -> GuestWatch {
+    /// Goes on where a dead manager stopped, if that had found it.
+    pub(super) fn new(shared: &Arc<Shared>) -> std::io::Result<GuestWatch> {
         let mut all = shared.processes.all().into_iter();
-        GuestWatch {
-            process: all.find(|process| process.hosted.is_some()),
-            ..GuestWatch::default()
+        let process = all.find(|process| process.hosted.is_some());
+        if let Some(process) = &process {
+            told::listen(shared, process)?;
         }
+        Ok(GuestWatch {
+            process,
+            ..GuestWatch::default()
+        })
     }
 
     /// Pages of it that the books do not have yet.
@@ -274,6 +282,7 @@ impl Control {
         row.set(Flag::Guest);
         let guest = Guest::new(object, uffd, base);
         let process = Arc::new(Process::of_guest(space, guest, host, row));
+        told::listen(shared, &process).map_err(Unfit::Unheard)?;
         shared.books.engine().layout().attached(space, whole);
         process.row.commit(space, None, space);
         shared.add_process(&process);

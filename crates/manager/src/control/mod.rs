@@ -23,6 +23,7 @@ mod strays;
 mod swap;
 mod takeover;
 mod tell;
+mod told;
 mod toll;
 
 use std::io;

@@ -306,7 +306,7 @@ fn serve_over(launch: Launch, link: OwnedFd, read: ReadPlugin) -> Result<(), Sta
         presence: Presence::new(now),
         migrates: Migrator::is_needed(&shared),
         bounds: Bounds::default(),
-        guest: GuestWatch::new(&shared),
+        guest: GuestWatch::new(&shared)?,
         swap,
         since: Since::new(now),
         shared,

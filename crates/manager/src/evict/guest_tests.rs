@@ -3,10 +3,10 @@
 use std::io::Write;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use undercroft_base::{BASE_PAGE_BYTES, PageState, VirtPage, VirtRange};
+use undercroft_base::{BASE_PAGE_BYTES, Bytes, PageState, VirtPage, VirtRange};
 use undercroft_engine::EvictItem;
 use undercroft_sys::mapping::SharedMemory;
 use undercroft_sys::object::MemoryObject;
@@ -64,7 +64,10 @@ impl Machine {
             .expect("a shared mapping");
         let object = MemoryObject::of(memory.as_fd()).expect("it opens anew");
         let guest = Guest::new(Arc::new(object), uffd, base);
-        let evictor = Evictor::new(shared(options("ram"))).expect("an evictor");
+        let mut options = options("ram");
+        options.memory_max = Bytes(2 * PAGES * BASE_PAGE_BYTES as u64);
+        let mut evictor = Evictor::new(shared(options)).expect("an evictor");
+        let _ = evictor.next_step(); // the engine learns of the tiers
         let shared = evictor.shared.clone();
         let mut items = Vec::new();
         let space = {
@@ -110,6 +113,27 @@ impl Machine {
         self.evictor.overlaps = false;
         let items = self.items.clone();
         self.evictor.evict_group(&items);
+    }
+
+    /// Protects and reads the group.
+    pub(crate) fn take(&mut self) -> Took {
+        let guest = &self.process.hosted.as_ref().expect("it is a guest").guest;
+        guest.begin(&self.items);
+        let asked = Answered::Done(Asked::default());
+        guest.take(asked, &self.items, &mut self.evictor.buffer)
+    }
+
+    /// Stores, publishes and punches the group.
+    pub(crate) fn go_on(&mut self, took: Took) {
+        let process = self.process.clone();
+        let guest = &process.hosted.as_ref().expect("it is a guest").guest;
+        let waits = (self.evictor).go_on(&process, &**guest, &self.items, took);
+        assert!(waits.is_none());
+    }
+
+    /// A word of the guest's memory.
+    pub(crate) fn word(&self, page: VirtPage) -> &AtomicU64 {
+        &self.memory.words()[page.0 as usize * PAGE_WORDS]
     }
 
     /// The next fault, which must come.

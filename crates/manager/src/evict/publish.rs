@@ -38,6 +38,8 @@ pub(super) struct Turn {
     pub alive: u64,
     /// The tier whose copies are not used.
     pub behind: Option<TierId>,
+    /// Pages that an address space had until they were published.
+    pub had: u64,
 }
 
 impl Evictor {
@@ -129,7 +131,8 @@ impl Evictor {
     }
 
     /// As [`Evictor::publish`]. The pages that were `stored` last are left to their copies: no page
-    /// of a memory that still has them is installed in between.
+    /// of a memory that still has them is installed in between. One that the program has dropped
+    /// meanwhile has no copy, and may be in use again.
     fn publish_left(
         &mut self,
         out: &dyn WayOut,
@@ -139,7 +142,7 @@ impl Evictor {
     ) -> Turn {
         out.leaving(group, stored);
         let turn = self.publish(group, left, refused);
-        out.left(group, stored);
+        out.left(group, stored & turn.had);
         turn
     }
 
@@ -148,6 +151,7 @@ impl Evictor {
     fn publish(&mut self, group: &[EvictItem], left: u64, refused: u64) -> Turn {
         let turn = {
             let mut engine = self.shared.books.engine_for_many();
+            let had = engine.evictions().alive_mask(group);
             engine
                 .evictions()
                 .publish_all(&self.stored, &mut self.wakes);
@@ -170,6 +174,7 @@ impl Evictor {
                 next,
                 alive,
                 behind,
+                had,
             }
         };
         self.stored.clear();

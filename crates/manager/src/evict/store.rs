@@ -343,6 +343,7 @@ mod tests {
                 back: 0,
                 next: all_of(&items),
                 alive: !dropped,
+                had: 0,
                 behind: None,
             };
             evictor.orders.fill(TierOrder::downwards(1));

@@ -186,6 +186,42 @@ impl Commands {
             .compare_exchange(tid, 0, Ordering::SeqCst, Ordering::Relaxed);
     }
 
+    /// Has the program tell from now on what it gives back of its guest's memory.
+    /// * `guest`: device and inode of the memory, where it is mapped, and its bytes.
+    pub(crate) fn listen(&self, guest: [u64; 4]) {
+        let words = &self.0.words()[offset_of!(CommandPage, guest) / 8..];
+        for (word, value) in words.iter().zip(guest) {
+            word.store(value, Ordering::Relaxed);
+        }
+        self.0.halves()[offset_of!(CommandPage, listens) / 4].store(1, Ordering::SeqCst);
+    }
+
+    /// The number of the last range that was acted on.
+    pub(crate) fn last_heard(&self) -> u32 {
+        self.load(Word::Heard, Ordering::Relaxed)
+    }
+
+    /// Waits for a range that is given back: its number, and its bytes in the guest's memory, as
+    /// the program says. `None`: `goes_on`, which is asked every `limit`, says no.
+    pub(crate) fn told(
+        &self,
+        last: u32,
+        limit: Duration,
+        goes_on: impl Fn() -> bool,
+    ) -> Option<(u32, [u64; 2])> {
+        let told = both_sides::next_told(self, last, |last| {
+            CommandWords::wait(self, Word::Told, last, Some(limit));
+            goes_on()
+        })?;
+        let given = &self.0.words()[offset_of!(CommandPage, given) / 8..];
+        Some((told, [0, 1].map(|at| given[at].load(Ordering::Relaxed))))
+    }
+
+    /// See [`both_sides::heard`].
+    pub(crate) fn heard(&self, told: u32) {
+        both_sides::heard(self, told);
+    }
+
     /// See [`both_sides::claim`].
     pub(crate) fn claim(&self) -> bool {
         both_sides::claim(self)

@@ -60,8 +60,11 @@ impl Leaving {
     }
 
     fn end(&self) {
-        lock(&self.runs).clear();
-        self.gone.notify_all(); // a system call, also if none waits
+        let mut runs = lock(&self.runs);
+        if !runs.is_empty() {
+            runs.clear();
+            self.gone.notify_all(); // a system call, also if none waits
+        }
     }
 
     /// Waits until no page of `range` is leaving.
@@ -124,9 +127,17 @@ impl Guest {
         result
     }
 
-    /// The monitor has given back pages that the books had in memory.
+    /// The monitor has given back pages of which the books knew.
     pub(crate) fn note_given_back(&self, pages: u64) {
         self.given_back.fetch_add(pages, Ordering::Relaxed);
+    }
+
+    /// Pages were given back, and are taken away. The caller holds the layout lock for writing, so
+    /// none of them is installed, and [`Guest::stays`].
+    /// * `present`: the number of them that the books had in memory.
+    pub(crate) fn give_up(&self, range: VirtRange, present: u64) -> io::Result<()> {
+        self.balance.fetch_sub(present as i64, Ordering::Relaxed);
+        self.object.punch(range)
     }
 
     /// Pages of which this was noted.
@@ -284,9 +295,6 @@ impl WayOut for Guest {
     }
 
     fn left(&self, group: &[EvictItem], pages: u64) {
-        if pages == 0 {
-            return;
-        }
         for (_, run) in Guest::runs(group, pages) {
             // A page that is not punched is in memory, as its copy says, and protected: the next
             // write to it makes it resident.

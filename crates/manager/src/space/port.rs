@@ -114,7 +114,8 @@ pub(crate) trait WayOut {
     /// where they were until [`WayOut::left`], and none of them is installed before.
     fn leaving(&self, _: &[EvictItem], _: u64) {}
 
-    /// These pages of the group are published: they do not come back.
+    /// These pages of the group are published: they do not come back. They are those of
+    /// [`WayOut::leaving`], but for pages that the program has dropped meanwhile.
     fn left(&self, group: &[EvictItem], pages: u64);
 
     /// The group is finished: fork() in the program goes on.

@@ -27,7 +27,7 @@ enum Weaker {
 use Weaker::*;
 
 /// Every access of the protocol that has a memory order, and the effect of a weaker one.
-const ORDERS: [(Access, Word, Ordering, Ordering, Weaker); 28] = [
+const ORDERS: [(Access, Word, Ordering, Ordering, Weaker); 32] = [
     // Commands and answers.
     (Store, Seq, SeqCst, Relaxed, Fails(Commands, Race)),
     (
@@ -107,6 +107,11 @@ const ORDERS: [(Access, Word, Ordering, Ordering, Weaker); 28] = [
     (Load, InHand, SeqCst, Relaxed, Fails(Fork, Race)),
     (AddOf(u32::MAX), InHand, SeqCst, AcqRel, Fails(Fork, Hang)),
     (AddOf(u32::MAX), InHand, SeqCst, Relaxed, Fails(Fork, Race)),
+    // Memory that is given back.
+    (Store, Told, Release, Relaxed, Fails(GivesBack, Race)),
+    (Load, Told, Acquire, Relaxed, Fails(GivesBack, Race)),
+    (Store, Heard, Release, Relaxed, Fails(GivesBack, Race)),
+    (Load, Heard, Acquire, Relaxed, Fails(GivesBack, Race)),
 ];
 
 #[test]
@@ -165,6 +170,8 @@ fn every_missing_wake_up_is_found() {
         (Busy, Events),
         (InHand, Fork),
         (Ready, Start),
+        (Told, GivesBack),
+        (Heard, GivesBack),
     ];
     for (word, scene) in scenes {
         let (found, _) = scene.run(Broken::Wake(word), Variant::AsItIs);

@@ -69,7 +69,7 @@ pub(crate) fn accesses_made() -> Vec<Made> {
     MADE.take()
 }
 
-const WORDS: usize = Word::Ready as usize + 1;
+const WORDS: usize = Word::Heard as usize + 1;
 
 impl Page {
     /// All zero.

@@ -44,9 +44,11 @@ pub(crate) enum Scene {
     GivenUpInFork,
     /// The reader loses its patience with the agent.
     LeftUnread,
+    /// A thread gives memory of a guest back.
+    GivesBack,
 }
 
-pub(crate) const ALL: [Scene; 14] = [
+pub(crate) const ALL: [Scene; 15] = [
     Scene::Commands,
     Scene::Events,
     Scene::EventsTwice,
@@ -61,6 +63,7 @@ pub(crate) const ALL: [Scene; 14] = [
     Scene::GivenUp,
     Scene::GivenUpInFork,
     Scene::LeftUnread,
+    Scene::GivesBack,
 ];
 
 /// Errors of a caller, or of the protocol itself.
@@ -146,7 +149,7 @@ impl Scene {
         match self {
             Scene::EventsTwice => 2,
             Scene::Events | Scene::Forks | Scene::ForkAndCommand | Scene::Death(1..) => 3,
-            Scene::Commands | Scene::Fork => 5,
+            Scene::Commands | Scene::Fork | Scene::GivesBack => 5,
             Scene::GivenUp | Scene::GivenUpInFork | Scene::LeftUnread => 3,
             Scene::Late | Scene::Death(_) | Scene::Start => 8,
         }
@@ -190,6 +193,7 @@ impl Scene {
                     Scene::GivenUp => given_up(broken, variant, false),
                     Scene::GivenUpInFork => given_up(broken, variant, true),
                     Scene::LeftUnread => left_unread(broken, variant),
+                    Scene::GivesBack => gives_back(broken),
                 }
             });
             accesses_made()
@@ -638,4 +642,32 @@ fn left_unread(broken: Broken, variant: Variant) {
     command::release(&side);
     agent_thread.join().expect("the agent ends");
     reader.join().expect("the reader ends");
+}
+
+/// Each range that is given back is acted on once, before the thread that gives it back goes on.
+fn gives_back(broken: Broken) {
+    const RANGES: usize = 2;
+    let page = Page::new(broken);
+    let (said, books) = (Guarded::new(), Guarded::new());
+    let manager = {
+        let (page, said, books) = (page.clone(), said.clone(), books.clone());
+        thread::spawn(move || {
+            let (side, mut last) = (page.side(), 0);
+            for _ in 0..RANGES {
+                let told = command::next_told(&side, last, |last| {
+                    side.wait(Word::Told, last, None);
+                    true
+                });
+                last = told.expect("it sleeps until it is told");
+                books.set(said.get());
+                command::heard(&side, last);
+            }
+        })
+    };
+    let side = page.side();
+    for number in 0..RANGES as u32 {
+        command::tell(&side, || said.set(10 + number));
+        assert_eq!(books.change(), 10 + number, "acted on another range");
+    }
+    manager.join().expect("it ends");
 }

@@ -145,8 +145,9 @@ pub struct GuestMemory {
     pub resident_bytes: u64,
     /// The part of it whose copies are in tiers.
     pub stored_bytes: u64,
-    /// As much as was given back by a balloon or by free page reporting so far, and was in memory
-    /// then. Memory that is given back twice counts twice.
+    /// As much as was given back by a balloon or by free page reporting so far, and had contents,
+    /// in memory or in tiers. Memory that is given back twice counts twice. A manager that takes
+    /// over begins anew.
     #[serde(default)]
     pub given_back_bytes: u64,
 }

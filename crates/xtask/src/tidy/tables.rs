@@ -251,6 +251,7 @@ pub(super) const MANAGER_ORDER: &[(&str, &[&str])] = &[
             "reaper",
             "handshake",
             "given_back",
+            "told",
             "guest",
             "toll",
             "tell",
