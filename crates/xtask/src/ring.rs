@@ -9,7 +9,7 @@ pub(crate) const ALL: &str = "UNDERCROFT_TEST_ALL";
 
 /// Names begin so, below `crates/tests/tests/live`: live against simulated, bounds of time,
 /// decisions of policies, a build and a system of their own, minutes of a random program.
-const SECOND: [&str; 22] = [
+const SECOND: [&str; 23] = [
     "access_bits::a_hot_set_stays_in_memory",
     "access_bits::by_default_a_run_scans",
     "access_bits::by_default_idle_programs",
@@ -32,6 +32,7 @@ const SECOND: [&str; 22] = [
     "takeover::address_spaces_are_right_whenever_the_manager",
     "tiers::a_shape_makes_every_kind_of_tier_as_slow",
     "tiers::slabs_move_by_their_temperature",
+    "vm::redis_in_a_machine_in_two_fifths",
 ];
 
 /// Random runs of the address space. Each line takes about the same time.

@@ -1,7 +1,9 @@
 //! Virtual machines: the guest's memory is held to the limit, and no byte of it is lost.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use rustix::process::{Pid, Signal, kill_process};
 use undercroft_tests::{
@@ -156,21 +158,39 @@ fn only(folder: &Path, part: &str) -> Option<PathBuf> {
     all.find(|path| path.to_string_lossy().contains(part))
 }
 
-/// The kernel that `.ci/run` has fetched, and a first file system with `guest_init` alone.
+/// Where the kernel is that `.ci/run` has fetched.
+fn guest_kernel() -> PathBuf {
+    target_folder().join("guest-kernel")
+}
+
+/// The kernel, and a first file system with `guest_init` alone.
 /// * `drivers`: that the file system has besides.
 fn machine(folder: &Path, drivers: &[&str]) -> Option<[PathBuf; 2]> {
-    let root = target_folder().join("guest-kernel");
-    let kernel = only(&root.join("boot"), "vmlinuz")?;
-    let init = fs::read(build_static("guest_init")).expect("the program");
-    let mut archive = archived("init", 0o100_755, &init);
+    let mut files = Vec::new();
     for driver in drivers {
         let name = format!("{driver}.ko");
-        let modules = only(&root.join("lib/modules"), "cloud")?.join("kernel/drivers/virtio");
-        archive.extend(archived(
-            &name,
-            0o100_644,
-            &fs::read(modules.join(&name)).ok()?,
-        ));
+        let modules = only(&guest_kernel().join("lib/modules"), "cloud")?;
+        let from = modules.join("kernel/drivers/virtio").join(&name);
+        files.push((name, fs::read(from).ok()?));
+    }
+    machine_of(folder, "guest_init", files)
+}
+
+/// The same with another first program, and files of any name.
+fn machine_of(folder: &Path, init: &str, files: Vec<(String, Vec<u8>)>) -> Option<[PathBuf; 2]> {
+    let kernel = only(&guest_kernel().join("boot"), "vmlinuz")?;
+    let init = fs::read(build_static(init)).expect("the program");
+    let mut archive = archived("init", 0o100_755, &init);
+    let mut folders = BTreeSet::from(["dev".to_owned(), "proc".to_owned()]);
+    for (name, _) in &files {
+        let ends = name.match_indices('/').map(|(end, _)| &name[..end]);
+        folders.extend(ends.map(str::to_owned));
+    }
+    for name in folders {
+        archive.extend(archived(&name, 0o040_755, &[]));
+    }
+    for (name, bytes) in files {
+        archive.extend(archived(&name, 0o100_755, &bytes));
     }
     archive.extend(archived("TRAILER!!!", 0, &[]));
     let path = folder.join("initrd");
@@ -178,13 +198,28 @@ fn machine(folder: &Path, drivers: &[&str]) -> Option<[PathBuf; 2]> {
     Some([kernel, path])
 }
 
+/// This machine's redis-server, and the libraries that it is linked with.
+fn redis_files() -> Option<Vec<(String, Vec<u8>)>> {
+    let server = find("redis-server")?;
+    let linked = Command::new("ldd").arg(&server).output().ok()?;
+    let text = String::from_utf8(linked.stdout).ok()?;
+    let libraries = text.split_whitespace().filter(|word| word.starts_with('/'));
+    let read = |name: &str, from: &Path| Some((name.to_owned(), fs::read(from).ok()?));
+    let mut files = vec![read("redis-server", &server)?];
+    for library in libraries {
+        files.push(read(&library[1..], Path::new(library))?);
+    }
+    Some(files)
+}
+
 const NO_MACHINE: &str = "no kernel of a guest in target/guest-kernel: .ci/run fetches one";
 
 /// QEMU, which interprets the guest's instructions: KVM may be missing.
 /// * `words`: arguments of the guest's program.
-fn qemu([kernel, initrd]: &[PathBuf; 2], words: &str) -> Job {
+/// * `mib`: memory of the machine.
+fn qemu([kernel, initrd]: &[PathBuf; 2], mib: &str, words: &str) -> Job {
     let job = Job::new("qemu-system-x86_64").args(["-accel", "tcg", "-nodefaults", "-nographic"]);
-    let job = job.args(["-serial", "stdio", "-no-reboot", "-m", "160", "-kernel"]);
+    let job = job.args(["-serial", "stdio", "-no-reboot", "-m", mib, "-kernel"]);
     let job = job.arg(kernel).arg("-initrd").arg(initrd);
     let line = format!("console=ttyS0 panic=-1 quiet -- {words}");
     job.args(["-append", &line]).timeout(120)
@@ -211,13 +246,13 @@ fn a_machine_boots_in_half_of_its_memory_and_finds_every_word() {
     let Some(machine) = machine(scratch.path(), &[]) else {
         return skip(NO_MACHINE);
     };
-    let plain = qemu(&machine, "").run().expect(0);
+    let plain = qemu(&machine, "160", "").run().expect(0);
     let rounds = said(&plain);
     assert!(
         rounds.len() == 4 && rounds[3].contains(" 0 words wrong"),
         "{plain}"
     );
-    let mut run = qemu(&machine, "").vm().limit(80 * MIB).start();
+    let mut run = qemu(&machine, "160", "").vm().limit(80 * MIB).start();
     let keeper = run.keeper();
     let manager = run.until("guest memory in tiers", 60, |run| {
         let stored = run.status()?["guest"]["stored_bytes"].as_u64()?;
@@ -249,7 +284,7 @@ fn memory_that_a_machine_gives_back_counts_no_more() {
         return skip(NO_MACHINE);
     };
     let balloon = "virtio-balloon-pci,free-page-reporting=on";
-    let job = qemu(&machine, "give").args(["-device", balloon]);
+    let job = qemu(&machine, "160", "give").args(["-device", balloon]);
     let mut run = job.vm().limit(80 * MIB).start();
     let mut most = 0;
     let [given, used] = run.until("memory that counts no more", 90, |run| {
@@ -270,4 +305,51 @@ fn memory_that_a_machine_gives_back_counts_no_more() {
         used / MIB,
         most / MIB
     ));
+}
+
+/// Redis under load in an unmodified Linux of 512 MiB, beside a program that compares its memory.
+/// All of it is in 200 MiB, and managers die. Every word and every value is right, each time.
+#[test]
+fn redis_in_a_machine_in_two_fifths_of_its_memory_keeps_every_value() {
+    turn!(one_at_a_time, "it is about guest memory");
+    if find("qemu-system-x86_64").is_none() {
+        return skip("no qemu-system-x86_64");
+    }
+    let Some(files) = redis_files() else {
+        return skip("no redis-server, or no ldd");
+    };
+    let scratch = tempfile::tempdir().expect("a folder");
+    let Some(machine) = machine_of(scratch.path(), "guest_redis", files) else {
+        return skip(NO_MACHINE);
+    };
+    let job = qemu(&machine, "512", "150 20000").vm().limit(200 * MIB);
+    let mut run = job.timeout(400).start();
+    let keeper = run.keeper();
+    let killed = 6;
+    for _ in 0..killed {
+        let mut before = u64::MAX;
+        let manager = run.until("pages that come back", 120, |run| {
+            let now = run.status()?["pages"]["swapped_in"].as_u64()?;
+            before = before.min(now);
+            manager_of(keeper).filter(|_| now > before + 5000)
+        });
+        let pid = Pid::from_raw(manager).expect("a number");
+        kill_process(pid, Signal::KILL).expect("it runs");
+        run.until("another manager", 60, |_| successor(keeper, manager));
+    }
+    let outcome = run.wait().expect(0);
+    let rounds = said(&outcome);
+    let right = |round: usize| {
+        format!("guest: round {round}, 38400 pages, 0 words wrong, 38400 values, 0 values wrong")
+    };
+    assert_eq!(rounds, [1, 2, 3].map(right), "{outcome}");
+    let taken = outcome.number("takeovers.count");
+    assert_eq!(taken, Some(f64::from(killed)), "{outcome}");
+    let stored = outcome.number("guest.stored_bytes");
+    assert!(stored > Some(100.0 * MIB as f64), "{outcome}");
+    say(&format!(
+        "redis in a machine: {killed} managers died, {:?}",
+        outcome.wall
+    ));
+    outcome.expect_swapped(20_000.0);
 }
