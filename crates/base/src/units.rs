@@ -177,7 +177,7 @@ impl FromStr for Nanos {
         if nanos > (1u64 << 53) as f64 {
             return Err(error("it is too long"));
         }
-        Ok(Nanos(nanos as u64))
+        Ok(Nanos(nanos.round() as u64))
     }
 }
 
@@ -213,12 +213,13 @@ impl fmt::Display for Exact {
     }
 }
 
+/// In the unit in which it has one to three digits before the point, once it is rounded.
 impl fmt::Display for Nanos {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             0..1_000 => write!(f, "{} ns", self.0),
-            1_000..1_000_000 => write!(f, "{:.1} us", self.0 as f64 / 1e3),
-            1_000_000..1_000_000_000 => write!(f, "{:.1} ms", self.0 as f64 / 1e6),
+            1_000..999_950 => write!(f, "{:.1} us", self.0 as f64 / 1e3),
+            999_950..999_950_000 => write!(f, "{:.1} ms", self.0 as f64 / 1e6),
             _ => write!(f, "{:.2} s", self.0 as f64 / 1e9),
         }
     }
@@ -274,6 +275,22 @@ mod tests {
             [64, 512, 1535].map(|most| PageSize::Large.at_once(most)),
             [1, 1, 2]
         );
+    }
+
+    #[test]
+    fn times_are_written_as_one_reads_them() {
+        for (nanos, text) in [
+            (0, "0 ns"),
+            (999, "999 ns"),
+            (8_100, "8.1 us"),
+            (999_949, "999.9 us"),
+            (999_950, "1.0 ms"),
+            (999_949_999, "999.9 ms"),
+            (999_950_000, "1.00 s"),
+            (90_000_000_000, "90.00 s"),
+        ] {
+            assert_eq!(Nanos(nanos).to_string(), text);
+        }
     }
 
     #[test]

@@ -116,7 +116,7 @@ pub(crate) fn refuses(
     };
     let fix = match (could, class.latency) {
         (Could::Limit(limit), Some(bound)) => {
-            format!("p{}={limit} could be kept", bound.percentile)
+            format!("{} could be kept", bound.suggest(limit))
         }
         (Could::Limit(_), None) => "give a faster tier".to_owned(),
         (Could::Part(part), _) => format!("{:.0} could be served", rate * part),

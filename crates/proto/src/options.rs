@@ -364,7 +364,7 @@ mod tests {
             quiet: true,
             trace: None,
             access_scan: AccessScan::Never,
-            latency: Some("p99.9=1500us".parse().expect("a bound")),
+            latency: Some("p99.9=1.5ms".parse().expect("a bound")),
             latency_control: true,
             stall_max: Some("30%".parse().expect("a bound")),
             takeovers_max: 7,

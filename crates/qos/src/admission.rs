@@ -32,8 +32,8 @@ pub struct Demand {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the latency bound {bound} cannot be kept with these tiers: a page-in takes {least} at least; \
-     p{of}={least} could be kept; or give a faster tier",
-    of = bound.percentile
+     {could} could be kept; or give a faster tier",
+    could = bound.suggest(*least)
 )]
 pub struct Refused {
     /// The bound.
@@ -115,6 +115,6 @@ mod tests {
         assert_eq!(of("p99=92us"), Ok(()));
         let refused = of("p99=91us").expect_err("too short").to_string();
         assert!(refused.contains("p99=91us cannot"), "{refused}");
-        assert!(refused.contains("p99=92.0 us could"), "{refused}");
+        assert!(refused.contains("p99=92us could"), "{refused}");
     }
 }

@@ -112,6 +112,12 @@ impl LatencyBound {
     pub fn with_limit(self, limit: Nanos) -> LatencyBound {
         LatencyBound { limit, ..self }
     }
+
+    /// The same percentile with this limit or a little more, so that it has one decimal at most.
+    pub fn suggest(self, limit: Nanos) -> LatencyBound {
+        let step = unit(limit).0.div_ceil(10);
+        self.with_limit(Nanos(limit.0.next_multiple_of(step)))
+    }
 }
 
 impl FromStr for LatencyBound {
@@ -132,16 +138,27 @@ impl FromStr for LatencyBound {
     }
 }
 
-/// Exact: parses to an equal value.
+/// The unit in which a reader would write a time: in nanoseconds, its digits, and its name.
+fn unit(time: Nanos) -> (u64, usize, &'static str) {
+    match time.0 {
+        0..1_000 => (1, 0, "ns"),
+        1_000..1_000_000 => (1_000, 3, "us"),
+        1_000_000..1_000_000_000 => (1_000_000, 6, "ms"),
+        _ => (1_000_000_000, 9, "s"),
+    }
+}
+
+/// Exact: parses to an equal value. `8.1us`, not `8100ns`.
 impl fmt::Display for LatencyBound {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let nanos = self.limit.0;
-        let units = [(1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us")];
-        let whole = units
-            .into_iter()
-            .find(|(unit, _)| nanos.is_multiple_of(*unit));
-        let (unit, name) = whole.unwrap_or((1, "ns"));
-        write!(out, "p{}={}{name}", self.percentile, nanos / unit)
+        let (unit, digits, name) = unit(self.limit);
+        write!(out, "p{}={}", self.percentile, nanos / unit)?;
+        if !nanos.is_multiple_of(unit) {
+            let part = format!("{:0digits$}", nanos % unit);
+            write!(out, ".{}", part.trim_end_matches('0'))?;
+        }
+        write!(out, "{name}")
     }
 }
 
@@ -159,16 +176,34 @@ mod tests {
         for (text, parts, nanos) in [
             ("p99=200us", 99_000, 200_000),
             ("p99.9=1ms", 99_900, 1_000_000),
-            ("p50=1500us", 50_000, 1_500_000),
+            ("p50=1.5ms", 50_000, 1_500_000),
+            ("p99=8.1us", 99_000, 8_100),
+            ("p99=1.000001ms", 99_000, 1_000_001),
             ("p0.001=2s", 1, 2_000_000_000),
-            ("p99.999=1500ns", 99_999, 1_500),
+            ("p99.999=1.5us", 99_999, 1_500),
         ] {
             let got = bound(text);
             assert_eq!((got.percentile.0, got.limit.0), (parts, nanos), "{text}");
             assert_eq!(got.to_string(), text);
         }
-        assert_eq!(bound(" p99 = 1.5ms").to_string(), "p99=1500us");
+        assert_eq!(bound(" p99 = 1500us").to_string(), "p99=1.5ms");
         assert_eq!(bound("p99.50=1s"), bound("p99.5=1s"));
+    }
+
+    #[test]
+    fn suggested_bound_is_short_and_no_less() {
+        for (limit, text) in [
+            (8_100, "p99=8.1us"),
+            (8_101, "p99=8.2us"),
+            (92_000, "p99=92us"),
+            (999_999, "p99=1ms"),
+            (1_230_000, "p99=1.3ms"),
+            (2_000_000_001, "p99=2.1s"),
+        ] {
+            let suggested = bound("p99=1s").suggest(Nanos(limit));
+            assert_eq!(suggested.to_string(), text);
+            assert!(suggested.limit.0 >= limit);
+        }
     }
 
     #[test]

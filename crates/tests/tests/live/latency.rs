@@ -64,7 +64,7 @@ fn a_bound_that_no_page_in_can_keep_is_missed_in_every_window() {
     // that is accepted. But many pages come from the file.
     let refused = tried_with("p99=1us").expect(125);
     let left = refused.errors.split("at least; p99=").nth(1);
-    let left = left.and_then(|text| text.split(" us could be kept").next()?.parse().ok());
+    let left = left.and_then(|text| text.split("us could be kept").next()?.parse().ok());
     let left: f64 = left.unwrap_or_else(|| panic!("no bound is named: {refused}"));
     let outcome = loop_with(&format!("p99={:.0}us", 2.0 * left));
     check_counts(&outcome);
