@@ -1,5 +1,5 @@
-//! Completion scripts: those that clap makes, with the names of policies and tiers, the process ids
-//! of the runs, and after `run --` and `vm --` what the shell completes of a program.
+//! Completion scripts: those that clap makes, with names of policies and tiers, files of policies,
+//! process ids of the runs, and after `run --` and `vm --` what the shell completes of a program.
 
 use std::fmt::Write as _;
 use std::io::{self, Write};
@@ -15,6 +15,9 @@ use crate::{live, show};
 
 /// Stands in clap's script for the process ids.
 const PIDS: &str = "@PIDS@";
+
+/// Stands in our part of zsh's script for the names of policies.
+const POLICIES: &str = "@POLICIES@";
 
 /// Prints the script of a shell.
 pub(crate) fn print(command: Command, shell: Shell) -> Result<u8, Failure> {
@@ -35,7 +38,7 @@ pub(crate) fn pids() -> Result<u8, Failure> {
 }
 
 fn script(command: Command, shell: Shell) -> String {
-    let mut command = named(command);
+    let mut command = named(visible(&command));
     let mut bytes = Vec::new();
     clap_complete::generate(shell, &mut command, "undercroft", &mut bytes);
     let text = String::from_utf8_lossy(&bytes);
@@ -47,7 +50,10 @@ fn script(command: Command, shell: Shell) -> String {
         }
         Shell::Zsh => {
             let text = text.replace(&format!("({PIDS})"), "_undercroft_pids");
-            text.replacen("\n\n", &format!("\n\n{ZSH}"), 1)
+            let names = reclaim::NAMES.join(" ");
+            let text = text.replace(&format!(":({names})"), ":_undercroft_policies");
+            let own = ZSH.replace(POLICIES, &names);
+            text.replacen("\n\n", &format!("\n\n{own}"), 1)
         }
         Shell::Fish => {
             let mut text = text.into_owned() + FISH;
@@ -56,6 +62,16 @@ fn script(command: Command, shell: Shell) -> String {
         }
         _ => text.replace(PIDS, ""),
     }
+}
+
+/// The command without the subcommands that are not for people.
+fn visible(command: &Command) -> Command {
+    let bare = Command::new("undercroft").version(env!("UNDERCROFT_VERSION"));
+    let bare = bare.args(command.get_arguments().cloned());
+    let inner = command
+        .get_subcommands()
+        .filter(|inner| !inner.is_hide_set());
+    bare.subcommands(inner.cloned())
 }
 
 /// The command with the values that clap cannot know.
@@ -85,7 +101,7 @@ fn tiers() -> impl Iterator<Item = &'static str> {
     })
 }
 
-/// After `run --` and `vm --` comes another command.
+/// After `run --` and `vm --` comes another command. A policy is a name or a file.
 const BASH: &str = r#"
 _undercroft_all() {
     local at
@@ -101,10 +117,19 @@ _undercroft_all() {
         fi
     done
     _undercroft "$@"
+    if [[ ${COMP_WORDS[COMP_CWORD-1]} == --policy ]]; then
+        local word=${COMP_WORDS[COMP_CWORD]} IFS=$'\n'
+        COMPREPLY+=($(compgen -f -X '!*.wasm' -- "$word") $(compgen -d -- "$word"))
+        compopt -o filenames 2>/dev/null
+    fi
 }
 "#;
 
-const ZSH: &str = r#"_undercroft_pids() {
+const ZSH: &str = r#"_undercroft_policies() {
+    _alternative 'names:policy:(@POLICIES@)' 'files:file of a policy:_files -g "*.wasm"'
+}
+
+_undercroft_pids() {
     local -a runs=(${${(f)"$(undercroft pids 2>/dev/null)"}//:/\\:})
     runs=(${runs/$'\t'/:})
     _describe -t pids 'run' runs
@@ -113,6 +138,13 @@ const ZSH: &str = r#"_undercroft_pids() {
 "#;
 
 const FISH: &str = r#"
+function __fish_undercroft_policy_files
+    set -l word (string replace -r '^--[^=]*=' '' -- (commandline -ct))
+    __fish_complete_path "$word" | string match -r '.*(?:/|\.wasm)(?:\t.*)?$'
+end
+complete -c undercroft -n "__fish_undercroft_using_subcommand run vm" -l policy \
+    -r -f -a "(__fish_undercroft_policy_files)"
+
 function __fish_undercroft_program
     set -l at (contains -i -- -- (commandline -opc))
     __fish_complete_subcommand --fcs-skip=$at
@@ -151,14 +183,18 @@ mod tests {
 
     use super::*;
 
-    /// A directory with the script and a program `undercroft` that knows two runs.
+    /// A directory with the script, a file of a policy, and a program `undercroft` that knows two
+    /// runs.
     fn folder(shell: Shell) -> tempfile::TempDir {
         use std::os::unix::fs::PermissionsExt;
 
         let folder = tempfile::tempdir().expect("a scratch folder");
         let script = script(crate::args::Cli::command(), shell);
         assert!(!script.contains(PIDS));
+        // Hidden.
+        assert!(!script.contains("demo-kv"));
         std::fs::write(folder.path().join("script"), script).expect("a script");
+        std::fs::write(folder.path().join("mine.wasm"), "").expect("a file");
         let program = folder.path().join("undercroft");
         let text =
             "#!/bin/sh\n[ \"$1\" = pids ] && printf '4711\\tredis-server\\n4812\\tsh -c a:b\\n'\n";
@@ -191,7 +227,7 @@ mod tests {
         ("set ", &["4711", "4812"]),
         ("status 48", &["4812"]),
         ("tiers drain ", &["4711", "4812"]),
-        ("run --policy ", &["auto", "lru"]),
+        ("run --policy ", &["auto", "lru", "mine.wasm"]),
         ("run --placement w", &["worth", "waterfall"]),
         ("run --tier ", &["ram", "file"]),
         ("run -m 1G -- undercr", &["undercroft"]),
@@ -214,6 +250,7 @@ mod tests {
                 assert!(offered.contains(word), "{words}: {offered}");
             }
             assert!(!words.contains("--") || !offered.contains("--memory-max"));
+            assert!(!words.contains("--policy") || !offered.contains("script"));
         }
     }
 
@@ -227,6 +264,7 @@ mod tests {
             for word in expected {
                 assert!(offered.contains(word), "{words}: {offered}");
             }
+            assert!(!words.contains("--policy") || !offered.contains("script"));
         }
     }
 
@@ -243,7 +281,8 @@ mod tests {
         }
         let script = script(crate::args::Cli::command(), Shell::Zsh);
         for part in [
-            ":NAME|FILE.wasm:(auto active_inactive",
+            ":NAME|FILE.wasm:_undercroft_policies",
+            "(auto active_inactive",
             ":SPEC:(ram ",
             "or its program, such as redis-server:_undercroft_pids",
             ":_cmdambivalent",
