@@ -219,7 +219,11 @@ impl Source {
     fn written(&self) -> Result<Written, ConfigError> {
         toml::from_str(&self.text).map_err(|error| {
             let at = error.span().unwrap_or_default();
-            self.wrong(&at, error.message().trim().to_owned())
+            // The words for what `class` and `tier` are.
+            let why = (error.message().trim())
+                .replace("expected a map", "expected tables, such as [class.web]")
+                .replace("expected a sequence", "expected tables: [[tier]]");
+            self.wrong(&at, why)
         })
     }
 

@@ -464,6 +464,14 @@ fn configurations_that_are_missing_or_have_no_tables_say_what_to_do() {
             "memory = \"8G\"\ntier = [3]\n",
             "expected a table: [[tier]]",
         ),
+        (
+            "memory = \"8G\"\nclass = \"web\"\n",
+            "expected tables, such as [class.web]",
+        ),
+        (
+            "memory = \"8G\"\ntier = \"ram\"\n",
+            "expected tables: [[tier]]",
+        ),
     ] {
         fs::write(&path, text).expect("a file");
         refused(&check, 78, &[word, "mend it"]);

@@ -87,7 +87,9 @@ impl KernelReport {
         // As `run` does.
         let source = UffdSource::open();
         let device = UffdDevice::open().map(drop);
-        checks.push(device_check(&device, source.is_ok(), who).named("userfaultfd device"));
+        let devices = sysfs("/proc/misc");
+        checks
+            .push(device_check(&device, source.is_ok(), who, &devices).named("userfaultfd device"));
         let make = || match &source {
             Ok(source) => source.create(),
             Err(error) => Err(io::Error::new(error.kind(), error.to_string())),
@@ -254,8 +256,16 @@ impl Who {
     }
 }
 
-/// * `call`: whether the system call serves instead.
-fn device_check(device: &io::Result<()>, call: bool, who: Who) -> Check {
+/// Number of a device in /proc/misc, if the kernel has it.
+fn minor<'a>(devices: &'a str, name: &str) -> Option<&'a str> {
+    devices.lines().find_map(|line| {
+        let (minor, of) = line.trim().split_once(' ')?;
+        (of == name).then_some(minor)
+    })
+}
+
+/// * `call`: whether the system call serves instead.   * `devices`: /proc/misc.
+fn device_check(device: &io::Result<()>, call: bool, who: Who, devices: &str) -> Check {
     let Err(error) = device else {
         return ok("/dev/userfaultfd opens");
     };
@@ -273,9 +283,14 @@ fn device_check(device: &io::Result<()>, call: bool, who: Who) -> Check {
     );
     let container = "in a container add the device: docker and podman --device /dev/userfaultfd";
     let fix = match (is_absent, who.user) {
-        (true, _) => {
-            format!("{container}; otherwise use Linux 6.1 or newer with CONFIG_USERFAULTFD=y")
-        }
+        (true, _) => match minor(devices, "userfaultfd") {
+            Some(minor) => format!(
+                "{container}; in a chroot mount /dev, or make the file: mknod -m 600 /dev/userfaultfd c 10 {minor}"
+            ),
+            None => {
+                format!("{container}; otherwise use Linux 6.1 or newer with CONFIG_USERFAULTFD=y")
+            }
+        },
         (false, 0) => container.to_owned(),
         (false, _) => group,
     };

@@ -118,12 +118,24 @@ fn the_fix_of_a_capability_is_for_the_one_who_asks() {
 #[test]
 fn the_device_check_tells_absence_from_permission() {
     let absent = || Err(io::ErrorKind::NotFound.into());
-    let gone = device_check(&absent(), false, USER);
+    let gone = device_check(&absent(), false, USER, "257 other\n");
     assert!(gone.state == State::Missing && gone.fix.contains("CONFIG_USERFAULTFD"));
-    let denied = device_check(&Err(io::ErrorKind::PermissionDenied.into()), false, USER);
+    let denied = device_check(
+        &Err(io::ErrorKind::PermissionDenied.into()),
+        false,
+        USER,
+        "",
+    );
     assert!(denied.state == State::Missing && denied.fix.contains("udev"));
-    let called = device_check(&absent(), true, USER);
+    let called = device_check(&absent(), true, USER, " 59 other\n257 userfaultfd\n");
     assert!(called.state == State::Degraded && called.detail.contains("keeps CAP_SYS_PTRACE"));
+    // The kernel has it, so a newer one is no help.
+    assert!(
+        called
+            .fix
+            .contains("mknod -m 600 /dev/userfaultfd c 10 257")
+    );
+    assert!(!called.fix.contains("Linux 6.1"), "{}", called.fix);
 }
 
 #[test]
