@@ -15,7 +15,7 @@ fn main() {
 /// merely surrounds this tree.
 fn commit() -> Option<String> {
     let top = git(&["rev-parse", "--show-toplevel"])?;
-    let tree = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let tree = Path::new(&std::env::var_os("CARGO_MANIFEST_DIR")?).join("../..");
     if Path::new(&top).canonicalize().ok()? != tree.canonicalize().ok()? {
         return None;
     }

@@ -280,11 +280,10 @@ pub fn set_idle(tid: u32) -> io::Result<()> {
 }
 
 fn set_scheduler(tid: u32, policy: i32, priority: i32) -> io::Result<()> {
-    // SAFETY: an all-zero sched_param is valid; only the priority is read.
-    let mut param: libc::sched_param = unsafe { std::mem::zeroed() };
-    param.sched_priority = priority;
-    // SAFETY: `param` is live and read only.
-    let result = unsafe { libc::sched_setscheduler(tid as i32, policy, &param) };
+    // The call itself: musl's function of that name always refuses.
+    // SAFETY: the kernel's sched_param is one int, which is live and read only.
+    let result =
+        unsafe { libc::syscall(libc::SYS_sched_setscheduler, tid as i32, policy, &priority) };
     match result {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),

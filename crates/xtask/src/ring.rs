@@ -21,6 +21,7 @@ const SECOND: [&str; 23] = [
     "miss_ratio_curve::curve_of_one_run_is_near",
     "one_device::one_control_keeps_the_bounds",
     "one_device::programs_of_a_daemon_slow_each_other",
+    "packaging::image_of_the_binary_of_musl",
     "packaging::image_of_the_static_binary",
     "packaging::package_in_a_clean_debian",
     "policies::defaults_never_fault_far_more_often",

@@ -265,18 +265,13 @@ fn package_of_fedora_works_and_leaves_nothing() {
     tried("try-rpm", &made(undercroft(), &["rpm"])[0]);
 }
 
-#[test]
-fn image_of_the_static_binary_runs_programs_in_a_container() {
-    turn!(beside_others, "it runs the binary under test");
-    if !may_try(&["umoci", "runc", "python3"]) {
-        return;
-    }
-    // A release build: quicker than what `packaging/build image` makes by itself.
-    let words = "build --release --locked -p undercroft-cli --features redis,wasm --target x86_64-unknown-linux-gnu";
+/// A static binary of a release build, which is quicker than what `packaging/build image` makes.
+fn static_binary(target: &str) -> PathBuf {
+    let words = "build --release --locked -p undercroft-cli --features redis,wasm --target";
     let folder = target_folder();
     let built = Job::new(env!("CARGO"))
         .args(words.split(' '))
-        .arg("--target-dir")
+        .args([target, "--target-dir"])
         .arg(&folder)
         .env(
             "CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUSTFLAGS",
@@ -286,6 +281,34 @@ fn image_of_the_static_binary_runs_programs_in_a_container() {
         .timeout(1800)
         .run();
     built.expect(0);
-    let binary = folder.join("x86_64-unknown-linux-gnu/release/undercroft");
+    folder.join(target).join("release/undercroft")
+}
+
+#[test]
+fn image_of_the_static_binary_runs_programs_in_a_container() {
+    turn!(beside_others, "it runs the binary under test");
+    if !may_try(&["umoci", "runc", "python3"]) {
+        return;
+    }
+    let binary = static_binary("x86_64-unknown-linux-gnu");
     tried("try-image", &made(&binary, &["image"])[0]);
+}
+
+/// Its programs are of glibc all the same.
+#[test]
+fn image_of_the_binary_of_musl_runs_programs_in_a_container() {
+    turn!(beside_others, "it runs the binary under test");
+    if !may_try(&["umoci", "runc", "python3", "musl-gcc"]) {
+        return;
+    }
+    let target = "x86_64-unknown-linux-musl";
+    let words = ["--print", "target-libdir", "--target", target];
+    let folder = checker("rustc", &words, "").map(|told| told.stdout);
+    let folder = String::from_utf8(folder.unwrap_or_default()).unwrap_or_default();
+    if !Path::new(folder.trim()).is_dir() {
+        return skip(&format!(
+            "Rust's library for {target} is not installed: `rustup target add {target}`"
+        ));
+    }
+    tried("try-image", &made(&static_binary(target), &["image"])[0]);
 }
