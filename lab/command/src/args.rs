@@ -63,8 +63,9 @@ pub(crate) enum Command {
     #[command(subcommand)]
     Trace(TraceCommand),
     /// Touch memory in patterns: the workload of the experiments
+    #[command(after_help = undercroft_experiments::touch::USAGE)]
     Touch {
-        /// Its own arguments; --help lists them.
+        /// Its own arguments, below
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },

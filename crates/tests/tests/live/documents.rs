@@ -1,5 +1,6 @@
 //! Every command of README and guide runs. A block of code without a name of a language is
-//! commands: all its lines, or those after `$ `.
+//! commands: all its lines, or those after `$ `. No other block has any. Commands in a sentence,
+//! which are rarely whole, have subcommands and options that there are.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -261,6 +262,8 @@ fn every_command_of_readme_and_guide_runs() {
         "python3",
         "gcc",
         "make",
+        "clang",
+        "wasm-ld",
     ] {
         if find(program).is_none() {
             return skip(&format!(
@@ -298,6 +301,75 @@ fn every_command_of_readme_and_guide_runs() {
     let stale = (0..NOT_HERE.len()).find(|row| !used.contains(row));
     let stale = stale.map(|row| NOT_HERE[row].0);
     assert_eq!(stale, None, "no document has this command any more");
+}
+
+/// Languages of blocks that have no commands.
+const LANGUAGES: [&str; 3] = ["c", "ini", "text"];
+
+/// Commands in sentences: quoted text that begins with the name of one of our programs, with one
+/// blank between words.
+fn in_sentences(text: &str) -> Vec<String> {
+    let mut prose = String::new();
+    let mut is_code = false;
+    for line in text.lines() {
+        is_code ^= line.starts_with("```");
+        if !is_code && !line.starts_with("```") {
+            prose.extend([line, " "]);
+        }
+    }
+    let quoted = prose.split('`').skip(1).step_by(2);
+    let words = quoted.map(|text| text.split_whitespace().collect::<Vec<_>>().join(" "));
+    let ours = ["undercroft ", "undercroft-lab "];
+    words
+        .filter(|text| ours.iter().any(|name| text.starts_with(name)))
+        .collect()
+}
+
+/// Whether each subcommand and option of a command in a sentence is one that there is; otherwise
+/// the part that is not.
+fn unknown(command: &str, options: &str) -> Option<String> {
+    let mut words = command.split(' ').peekable();
+    let name = words.next().expect("a name");
+    let program = if name == "undercroft" {
+        undercroft()
+    } else {
+        undercroft_lab()
+    };
+    let mut above: Vec<&str> = Vec::new();
+    let is_word = |word: &&str| word.bytes().all(|byte| byte.is_ascii_lowercase());
+    while let Some(word) = words.next_if(is_word) {
+        above.push(word);
+    }
+    let help = Job::new(program).args(&above).arg("--help").run();
+    if help.code() != Some(0) {
+        return Some(above.join(" "));
+    }
+    let known = help.text() + options;
+    let ours = words.take_while(|word| *word != "--");
+    let mut named = ours.filter(|word| word.starts_with('-'));
+    let unknown = named.find(|word| !known.contains(word.split('=').next().unwrap_or(word)));
+    unknown.map(str::to_owned)
+}
+
+#[test]
+fn commands_in_sentences_name_what_there_is() {
+    turn!(beside_others, "the documents are about undercroft");
+    let options = fs::read_to_string(root().join("docs/guide/options.md")).expect("a page");
+    let mut found = BTreeSet::new();
+    for page in pages() {
+        let text = fs::read_to_string(&page).expect("a page");
+        for (language, _) in blocks(&text) {
+            let is_known = language.is_empty() || LANGUAGES.contains(&language.as_str());
+            assert!(is_known, "{}: {language}", page.display());
+        }
+        found.extend(in_sentences(&text).into_iter().map(|it| (it, page.clone())));
+    }
+    let wrong: Vec<_> = found
+        .iter()
+        .filter_map(|(command, page)| Some((page, command, unknown(command, &options)?)))
+        .collect();
+    assert!(wrong.is_empty(), "{wrong:?}");
+    assert!(found.len() > 50, "only {} were found", found.len());
 }
 
 /// The units of the guide, each as a file of its own.

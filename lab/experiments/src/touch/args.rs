@@ -3,7 +3,8 @@
 use super::walk::Pattern;
 use std::str::FromStr;
 
-pub(crate) const USAGE: &str = "\
+/// Its arguments, as `--help` shows them.
+pub const USAGE: &str = "\
 usage: undercroft-touch [--mode patterns|shared|first-touch|compute] [--footprint-mib N] [--seed N] [--rounds N]
                         [--phase PATTERN:read|write[:THREADS[:OPS]]]... [--verify] [--sleep-seconds N]
   PATTERN  seq | stride | random | zipf      THREADS 1..=256    OPS 0 = one visit a page

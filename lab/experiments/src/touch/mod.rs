@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use std::process::ExitCode;
 
 use args::Mode;
-pub use args::{Access, Phase, THREADS_MAX};
+pub use args::{Access, Phase, THREADS_MAX, USAGE};
 pub use walk::Pattern;
 
 /// Exit status if a read gave other bytes than were written.
