@@ -267,7 +267,8 @@ fn the_server_shows_a_running_program_and_changes_it_by_its_unix_socket_alone() 
     assert!(status.run().expect(0).text().starts_with("some avg10="));
     match page_in_browser(&address) {
         Some(page) => assert!(
-            page.contains("touch (3 more)<")
+            page.contains("touch</button>")
+                && page.contains(" · 3 arguments")
                 && !page.contains("--rounds")
                 && page.contains(">emulated<"),
             "{page}"
