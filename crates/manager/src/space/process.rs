@@ -231,6 +231,9 @@ impl Process {
         if !identity.tasks.count().is_ok_and(|count| count == 1) {
             return false;
         }
+        if self.commands().is_some_and(Commands::is_starting) {
+            return false; // the process that makes the agent has this memory, and is no partner
+        }
         let agent = self.agent.get().map_or(0, Agent::tid);
         if (self.partners).may_be(identity.pid, agent, &identity.tasks, &self.row) {
             return false;
