@@ -8,10 +8,11 @@ use undercroft_base::Nanos;
 use undercroft_engine::Stats;
 use undercroft_policy::mrc::{Curve, Point};
 
-/// The cost of a fault may be off by this part. It is measured in one run: faults cost more or less
-/// under another limit, and a program whose faults leave its caches cold pays for that too.
-/// docs/design/0018 has the measurements.
-const DOUBT: f64 = 0.25;
+/// A fault may have cost the program less than was measured, and more, by these parts. What it
+/// waited for is measured. A program whose faults leave its caches cold, and that shares its CPUs
+/// with the manager, pays for that too. docs/design/0018 has the measurements.
+const LESS: f64 = 0.25;
+const MORE: f64 = 1.25;
 
 /// A time is given only if neither of its ends is further from it than this part of that end.
 const DOUBT_MAX: f64 = 0.3;
@@ -129,8 +130,8 @@ impl MissRatioCurve {
 fn wall_times(wall: f64, now: f64, point: &Point, each: f64) -> (Option<f64>, Option<f64>) {
     let without = |faults: f64, part: f64| wall - (now - faults).max(0.0) * each * part;
     let about = without(point.faults, 1.0);
-    let shortest = without(point.least, 1.0 + DOUBT);
-    let longest = without(point.most.unwrap_or(now), 1.0 - DOUBT);
+    let shortest = without(point.least, 1.0 + MORE);
+    let longest = without(point.most.unwrap_or(now), 1.0 - LESS);
     if longest <= 0.0 {
         return (None, None); // the program did not wait for its faults one after the other
     }
