@@ -180,7 +180,7 @@ const HOSTILE: [(&str, &str, &str); 5] = [
 
 #[test]
 fn a_hostile_policy_file_changes_no_byte_and_keeps_the_limit() {
-    turn!(one_at_a_time, "a plain run has no policy");
+    turn!(beside_others, "a plain run has no policy");
     let folder = tempfile::tempdir().expect("a scratch folder");
     for (name, on_event, counted) in HOSTILE {
         let file = policy(folder.path(), &format!("{name}.wasm"), 1, on_event, "");

@@ -145,7 +145,7 @@ fn a_run_has_what_others_do_not_use_and_gives_back_what_is_free() {
 #[test]
 fn what_was_lent_comes_back_when_others_grow_and_come() {
     let name = "what_was_lent_comes_back_when_others_grow_and_come";
-    turn!(one_at_a_time, "a plain run has no daemon");
+    turn!(beside_others, "a plain run has no daemon");
     let daemon = start();
     let mut first = program(&daemon, 88, 60, &[]);
     first.until("all that there is", 20, |run| {

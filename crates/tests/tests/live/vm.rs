@@ -238,7 +238,7 @@ fn said(outcome: &Outcome) -> Vec<String> {
 /// An unmodified QEMU boots Linux in half of the machine's memory, and its manager dies.
 #[test]
 fn a_machine_boots_in_half_of_its_memory_and_finds_every_word() {
-    turn!(one_at_a_time, "it is about guest memory");
+    turn!(beside_others, "it is about guest memory");
     if find("qemu-system-x86_64").is_none() {
         return skip("no qemu-system-x86_64");
     }
@@ -275,7 +275,7 @@ fn a_machine_boots_in_half_of_its_memory_and_finds_every_word() {
 /// those that were away, and what it writes there later is right.
 #[test]
 fn memory_that_a_machine_gives_back_counts_no_more() {
-    turn!(one_at_a_time, "it is about guest memory");
+    turn!(beside_others, "it is about guest memory");
     if find("qemu-system-x86_64").is_none() {
         return skip("no qemu-system-x86_64");
     }

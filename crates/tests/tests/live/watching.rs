@@ -18,7 +18,7 @@ fn filled(limit: &[&str]) -> Running {
 
 #[test]
 fn memory_and_its_peak_are_known_without_a_limit_and_far_below_one() {
-    turn!(one_at_a_time, "a plain run has no figures");
+    turn!(beside_others, "a plain run has no figures");
     for (limit, said) in [
         (&[][..], "MiB, without a limit; try -m "),
         (&["-m", "4G"], "MiB, within the limit of 4.0 GiB"),
