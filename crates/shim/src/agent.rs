@@ -61,14 +61,16 @@ const WNOHANG: usize = 1;
 /// All signals are blocked. The areas are mapped as long as the address space lives, and nothing
 /// else uses them. This process has no agent.
 pub(crate) unsafe fn start_agent(start: &Start) -> bool {
-    if !namespace::children_are_in_it() {
-        return false; // the process in between would be the first of another namespace
-    }
     // SAFETY: the caller's promise.
     let page = Page(unsafe { &*(start.command as *const CommandPage) });
     page.starting.store(1, Release);
+    // Otherwise the process in between would be the first of another namespace.
+    let may = namespace::children_are_in_it();
     // SAFETY: the caller's promise.
-    let started = unsafe { start_by_another(start, &page) };
+    let started = may && unsafe { start_by_another(start, &page) };
+    if !started {
+        page.ready.store(1, Release); // no agent comes any more
+    }
     page.starting.store(0, Release);
     started
 }

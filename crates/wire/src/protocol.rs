@@ -188,7 +188,7 @@ pub struct CommandPage {
     /// child must not depend on a staging area that ends with its parent.
     pub in_hand: AtomicU32,
     /// The agent has its own descriptor table; futex. The thread that starts the agent waits for
-    /// it.
+    /// it. Also set if no agent could be made: until then one may still come.
     pub ready: AtomicU32,
     /// The thread that the manager has bound to one CPU for the moment; 0: none. The program clears
     /// it when it chooses CPUs itself.

@@ -418,11 +418,11 @@ impl Agent {
     }
 
     /// True if the agent has run and is gone: its process has ended or called exec, or someone has
-    /// killed the agent.
+    /// killed the agent. Also if none could be made.
     pub(crate) fn has_ended(&self) -> bool {
         match self.task.get() {
             Some(Some(task)) => task.pidfd.has_exited(),
-            _ => self.commands.agent() == 0,
+            _ => self.commands.agent_is_gone(),
         }
     }
 

@@ -114,6 +114,12 @@ impl Commands {
         self.load(Word::Agent, Ordering::Acquire)
     }
 
+    /// Whether the agent was there, and is gone, or could not be made. False before it starts.
+    pub(crate) fn agent_is_gone(&self) -> bool {
+        // The first of the two words is set before the second can be cleared.
+        self.load(Word::Ready, Ordering::Acquire) != 0 && self.agent() == 0
+    }
+
     /// Wakes the agent without a command: it asks whether its program is gone.
     pub(crate) fn wake_agent(&self) {
         self.wake(Word::Seq, 1);
@@ -354,6 +360,19 @@ mod tests {
         commands.word(Word::Forking).store(0, Ordering::SeqCst);
         assert!(commands.claim());
         assert_eq!(commands.word(Word::InHand).load(Ordering::SeqCst), 1);
+    }
+
+    #[test]
+    fn an_agent_that_has_not_started_is_not_gone() {
+        let commands = page();
+        assert!(!commands.agent_is_gone());
+        let set = |word, value| commands.word(word).store(value, Ordering::SeqCst);
+        set(Word::Agent, 7);
+        assert!(!commands.agent_is_gone(), "it has not announced itself");
+        set(Word::Ready, 1);
+        assert!(!commands.agent_is_gone());
+        set(Word::Agent, 0);
+        assert!(commands.agent_is_gone());
     }
 
     /// This thread stands for a process that has the memory.
