@@ -149,6 +149,12 @@ const CLIENT: &[OfClient] = &[
         |of| of.guest.map(|guest| guest.given_back_bytes as f64),
     ),
     (
+        "undercroft_working_set_bytes",
+        "gauge",
+        "Memory that was used in the last minute; absent without scans at an interval.",
+        |of| of.ages.as_ref().map(|ages| ages.working_set_bytes as f64),
+    ),
+    (
         "undercroft_lost_pages_total",
         "counter",
         "Pages whose copies did not verify.",
@@ -284,6 +290,7 @@ pub(crate) fn text(clients: &[Snapshot]) -> String {
             }
         }
     }
+    unused(&mut text, clients);
     latency(&mut text, clients);
     for (name, kind, help, value) in TIER {
         head(&mut text, name, kind, help);
@@ -302,6 +309,21 @@ pub(crate) fn text(clients: &[Snapshot]) -> String {
 
 fn head(text: &mut String, name: &str, kind: &str, help: &str) {
     let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
+}
+
+/// How much memory of each client has not been used for how long.
+fn unused(text: &mut String, clients: &[Snapshot]) {
+    let name = "undercroft_unused_bytes";
+    let help =
+        "Memory in DRAM that was not used for this long; absent without scans at an interval.";
+    head(text, name, "gauge", help);
+    for client in clients {
+        let (labels, ages) = (labels(client), client.ages.iter());
+        for of in ages.flat_map(|ages| &ages.unused) {
+            let (seconds, bytes) = (of.seconds, of.bytes);
+            let _ = writeln!(text, "{name}{{{labels},seconds=\"{seconds}\"}} {bytes}");
+        }
+    }
 }
 
 /// The histogram of fault times of each client whose version tells it.

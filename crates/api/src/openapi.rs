@@ -52,7 +52,7 @@ enum Route {
 use Route::{Change, Json, Text};
 
 /// Path, summary, and what it takes and gives.
-const ROUTES: [(&str, &str, Route); 17] = [
+const ROUTES: [(&str, &str, Route); 18] = [
     ("/", "The web page.", Text("text/html", "The page.")),
     (
         "/healthz",
@@ -110,6 +110,11 @@ const ROUTES: [(&str, &str, Route); 17] = [
         Change(nothing),
     ),
     (
+        "/v1/clients/{pid}/demote",
+        "Pages that were not used for a time leave memory; `ages` of the client has the result.",
+        Change(older_than),
+    ),
+    (
         "/v1/clients/{pid}/tiers",
         "The tiers of one client.",
         Json(SchemaGenerator::subschema_for::<Tiers<'_>>),
@@ -163,6 +168,15 @@ fn tier() -> Value {
         "type": "object",
         "properties": {"tier": {"type": "string", "description": says}},
         "required": ["tier"],
+        "additionalProperties": false,
+    })
+}
+
+fn older_than() -> Value {
+    json!({
+        "type": "object",
+        "properties": {"older-than": {"type": "string", "description": "Such as 90s, 10m or 1h."}},
+        "required": ["older-than"],
         "additionalProperties": false,
     })
 }

@@ -70,13 +70,15 @@ fn route(request: &Request, shared: &Shared) -> Answer {
             "GET" | "HEAD" => with(shared, pid, |client| tiers(std::slice::from_ref(client))),
             _ => wrong_method("GET, HEAD, POST"),
         },
-        ["v1", "clients", pid, what @ ("pause" | "resume")] => match request.method.as_str() {
-            "POST" => with(shared, pid, |client| {
+        ["v1", "clients", pid, "demote"] => posted(request, || {
+            with(shared, pid, |client| demote(request, shared, client))
+        }),
+        ["v1", "clients", pid, what @ ("pause" | "resume")] => posted(request, || {
+            with(shared, pid, |client| {
                 let change = Change::Pause(what == "pause");
                 plain(request, shared, || carry_out(shared, client.pid, change))
-            }),
-            _ => wrong_method("POST"),
-        },
+            })
+        }),
         [
             "v1",
             "clients",
@@ -90,12 +92,11 @@ fn route(request: &Request, shared: &Shared) -> Answer {
                 "remove" => Change::Remove,
                 _ => Change::Reopen,
             };
-            match request.method.as_str() {
-                "POST" => with(shared, pid, |client| {
+            posted(request, || {
+                with(shared, pid, |client| {
                     change_tier(request, shared, client, number, change)
-                }),
-                _ => wrong_method("POST"),
-            }
+                })
+            })
         }
         _ => Answer::error(
             404,
@@ -110,6 +111,14 @@ fn read(request: &Request, answer: impl FnOnce() -> Answer) -> Answer {
     match request.method.as_str() {
         "GET" | "HEAD" => answer(),
         _ => wrong_method(READING),
+    }
+}
+
+/// The answer of a path that is only changed.
+fn posted(request: &Request, answer: impl FnOnce() -> Answer) -> Answer {
+    match request.method.as_str() {
+        "POST" => answer(),
+        _ => wrong_method("POST"),
     }
 }
 
@@ -321,18 +330,41 @@ fn parsed<T: FromStr<Err: Display>>(text: Option<&str>) -> Result<Option<T>, Str
 
 /// Another tier, as `{"tier": "file:/var/swap,size=1G"}`.
 fn add_tier(request: &Request, shared: &Shared, client: &Snapshot) -> Answer {
+    let fix = "send for example {\"tier\": \"file:/var/swap,size=1G\"}";
+    with_text(request, shared, client, ("tier", fix), |spec| {
+        Ok(Change::Add(spec.to_owned()))
+    })
+}
+
+/// Pages that were not used for a time leave, as `{"older-than": "10m"}`.
+fn demote(request: &Request, shared: &Shared, client: &Snapshot) -> Answer {
+    let fix = "send for example {\"older-than\": \"10m\"}";
+    with_text(request, shared, client, ("older-than", fix), |time| {
+        let time = time.parse();
+        time.map(Change::Demote).map_err(|error| error.to_string())
+    })
+}
+
+/// Makes a change that one text says.
+///
+/// * `key`: of the text in the body, and an example.
+fn with_text(
+    request: &Request,
+    shared: &Shared,
+    client: &Snapshot,
+    (key, fix): (&str, &str),
+    change: impl FnOnce(&str) -> Result<Change, String>,
+) -> Answer {
     let body = match change_body(request, shared) {
         Ok(body) => body,
         Err(refusal) => return refusal,
     };
     let fields = body.as_object().filter(|fields| fields.len() == 1);
-    match fields.and_then(|fields| fields.get("tier")?.as_str()) {
-        Some(spec) => carry_out(shared, client.pid, Change::Add(spec.to_owned())),
-        None => {
-            let why = "it has not exactly one text, `tier`";
-            let fix = "send for example {\"tier\": \"file:/var/swap,size=1G\"}";
-            Answer::error(422, "the change cannot be understood", why, fix)
-        }
+    let text = fields.and_then(|fields| fields.get(key)?.as_str());
+    let text = text.ok_or_else(|| format!("it has not exactly one text, `{key}`"));
+    match text.and_then(change) {
+        Ok(change) => carry_out(shared, client.pid, change),
+        Err(why) => Answer::error(422, "the change cannot be understood", &why, fix),
     }
 }
 

@@ -32,7 +32,7 @@ impl Source for Fixed {
             Change::Latency(_) | Change::MemoryMax(_) | Change::StallMax(_) | Change::Pause(_) => {
                 Ok(())
             }
-            Change::Reopen(_) | Change::Add(_) => Ok(()),
+            Change::Reopen(_) | Change::Add(_) | Change::Demote(_) => Ok(()),
             Change::Drain(_) | Change::Remove(_) => Err(NotChanged::Refused("no room".to_owned())),
         }
     }
@@ -158,7 +158,7 @@ fn the_document_describes_each_route_and_each_field_of_the_answers_and_no_other(
             }
         }
     }
-    assert_eq!(described, 17, "a route is added or removed: describe it");
+    assert_eq!(described, 18, "a route is added or removed: describe it");
     let mut wrong = Vec::new();
     let none = serde_json::json!({"what": "a", "why": "b"});
     let error = &document["components"]["schemas"]["Error"];
@@ -189,6 +189,7 @@ fn requests_that_cannot_be_answered_have_their_status_and_say_what_why_and_fix()
     let of = |method: &str, path: &str, body: &str| answer(&request(method, path, body), &local);
     let client = format!("/v1/clients/{pid}");
     let drain = |number: &str| format!("{client}/tiers/{number}/drain");
+    let demote = format!("{client}/demote");
     for (answer, status) in [
         (of("GET", "/v2", ""), 404),
         (of("GET", "/v1/clients/1x", ""), 404),
@@ -196,6 +197,7 @@ fn requests_that_cannot_be_answered_have_their_status_and_say_what_why_and_fix()
         (of("DELETE", &client, ""), 405),
         (of("POST", "/metrics", ""), 405),
         (of("GET", &drain("1"), ""), 405),
+        (of("POST", &demote, "{\"older-than\":\"x\"}"), 422),
         (of("POST", &client, "{"), 400),
         (of("POST", &client, "{\"memory\":1}"), 422),
         (of("POST", &client, "{\"latency\":\"fast\"}"), 422),

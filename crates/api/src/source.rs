@@ -1,6 +1,6 @@
 //! Where the server gets what it shows, and who carries out changes.
 
-use undercroft_base::Bytes;
+use undercroft_base::{Bytes, Nanos};
 use undercroft_keeper as keeper;
 use undercroft_proto::messages::{Answered, Ask};
 use undercroft_proto::report::Snapshot;
@@ -25,6 +25,8 @@ pub enum Change {
     Add(String),
     /// True: evict nothing and move nothing. False: go on.
     Pause(bool),
+    /// Pages that were not used for this long leave memory.
+    Demote(Nanos),
 }
 
 /// Why a change was not made.
@@ -71,6 +73,7 @@ impl Source for Live {
             Change::Reopen(tier) => Ask::Reopen(tier),
             Change::Add(spec) => Ask::Add(spec),
             Change::Pause(paused) => Ask::Pause(paused),
+            Change::Demote(older) => Ask::Demote(older.0 / 1_000_000),
         };
         match keeper::status::ask(pid, what) {
             Some(Answered::Yes) => Ok(()),

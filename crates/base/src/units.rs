@@ -171,7 +171,13 @@ impl FromStr for Nanos {
             "ms" => 1e6,
             "s" => 1e9,
             "m" | "min" => 60e9,
-            _ => return Err(error("the unit is missing or unknown; use ns, us, ms or s")),
+            "h" => 3600e9,
+            "d" => 86_400e9,
+            _ => {
+                return Err(error(
+                    "the unit is missing or unknown; use ns, us, ms, s, m, h or d",
+                ));
+            }
         };
         let nanos = value * unit;
         if nanos > (1u64 << 53) as f64 {

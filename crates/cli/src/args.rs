@@ -18,6 +18,7 @@ use undercroft_qos::StallMax;
 use undercroft_terminal::LogFormat;
 use undercroft_tier::spec::TierSpec;
 
+use crate::demote::DemoteArgs;
 use crate::set::{self, Change};
 use crate::show::StatusForm;
 use crate::values::{self, Latency, MemoryMax};
@@ -66,6 +67,8 @@ pub(crate) enum Command {
     Serve(ServeArgs),
     /// Change an option of a running program
     Set(SetArgs),
+    /// Have pages leave memory that a running program has not used for a time
+    Demote(DemoteArgs),
     /// Copy the core of a process from standard input to standard output, whole
     Core(CoreArgs),
     /// Put another binary of undercroft in place under running programs
@@ -484,7 +487,8 @@ pub(crate) struct SetArgs {
 
     /// memory-max=SIZE, such as memory-max=512M, 50%, auto or max; latency=BOUND, such as
     /// latency=p99=300us, or latency=none; stall-max=PERCENT, such as stall-max=30%, or none;
-    /// paused=yes or no: a paused run evicts nothing and moves nothing
+    /// paused=yes or no: a paused run evicts nothing and moves nothing; keep=yes or no: the same,
+    /// and what was evicted comes back
     #[arg(value_name = "KEY=VALUE", value_parser = set::change)]
     pub change: Change,
 }
@@ -495,6 +499,7 @@ const SET_EXAMPLES: &str = "Examples:
   undercroft set 4711 latency=none
   undercroft set 4711 stall-max=50%
   undercroft set 4711 paused=yes
+  undercroft set 4711 keep=yes
 
 While a run is paused, faults are served as ever, pages come in and none leaves, so the limit is not kept. A pause
 outlives its manager. `undercroft status`, `top` and the report show it.";

@@ -7,6 +7,7 @@ mod core;
 mod curve;
 mod daemon;
 mod demo;
+mod demote;
 mod doctor;
 mod drain;
 mod live;
@@ -119,6 +120,7 @@ fn dispatch(command: Command) -> Result<ExitCode, Failure> {
         Command::Serve(args) => serve::serve(&args),
         Command::Daemon(args) => daemon::daemon(args),
         Command::Set(args) => set::set(&args.run, args.change),
+        Command::Demote(args) => demote::demote(&args),
         Command::Core(args) => core::core(args.pid),
         Command::Upgrade(args) => upgrade::upgrade(&args),
         Command::Versions => upgrade::versions(),

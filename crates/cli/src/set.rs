@@ -22,6 +22,8 @@ pub(crate) enum Change {
     StallMax(Option<StallMax>),
     /// Nothing is evicted, and nothing moves.
     Paused(bool),
+    /// The same, and what was evicted comes back.
+    Keep(bool),
 }
 
 /// Reads `KEY=VALUE`. Errors: for the user.
@@ -40,10 +42,13 @@ pub(crate) fn change(text: &str) -> Result<Change, String> {
         Some(("memory-max", limit)) => values::memory_max(limit).map(Change::MemoryMax),
         Some(("paused", "yes")) => Ok(Change::Paused(true)),
         Some(("paused", "no")) => Ok(Change::Paused(false)),
+        Some(("keep", "yes")) => Ok(Change::Keep(true)),
+        Some(("keep", "no")) => Ok(Change::Keep(false)),
+        Some(("keep", _)) => Err("it is `keep=yes` or `keep=no`".to_owned()),
         Some(("paused", _)) => Err("it is `paused=yes` or `paused=no`".to_owned()),
         _ => Err(
-            "only `memory-max`, `latency`, `stall-max` and `paused` can be set; use for example \
-             memory-max=512M or latency=p99=300us"
+            "only `memory-max`, `latency`, `stall-max`, `paused` and `keep` can be set; use for \
+             example memory-max=512M or latency=p99=300us"
                 .to_owned(),
         ),
     }
@@ -65,13 +70,19 @@ pub(crate) fn set(wanted: &Wanted, change: Change) -> Result<u8, Failure> {
         Change::Latency(bound) => set_latency(&run, bound),
         Change::MemoryMax(limit) => set_memory_max(&run, limit),
         Change::StallMax(bound) => set_stall_max(pid, bound),
-        Change::Paused(paused) => pause(pid, paused),
+        Change::Paused(paused) => pause(pid, Ask::Pause(paused), paused),
+        Change::Keep(keep) => pause(pid, Ask::Keep(keep), keep),
     }
 }
 
 /// Pauses run `pid`, or ends its pause.
-fn pause(pid: u32, paused: bool) -> Result<u8, Failure> {
-    let done = if paused {
+fn pause(pid: u32, ask_it: Ask, paused: bool) -> Result<u8, Failure> {
+    let done = if ask_it == Ask::Keep(true) {
+        format!(
+            "Run {pid} brings its pages back and keeps them, until `undercroft set {pid} keep=no`; \
+             `undercroft status {pid}` shows how far it is."
+        )
+    } else if paused {
         format!("Run {pid} is paused: no page leaves, until `undercroft set {pid} paused=no`.")
     } else {
         format!(
@@ -79,7 +90,7 @@ fn pause(pid: u32, paused: bool) -> Result<u8, Failure> {
         )
     };
     let fix = "leave the run as it is, or start it without what is in the way";
-    ask(pid, Ask::Pause(paused), &done, "the pause", fix)
+    ask(pid, ask_it, &done, "the pause", fix)
 }
 
 fn set_stall_max(pid: u32, bound: Option<StallMax>) -> Result<u8, Failure> {
@@ -192,6 +203,7 @@ mod tests {
             ("memory-max=1K", "cannot make progress"),
             ("memory-max=", "or a share"),
             ("paused=1", "paused=yes"),
+            ("keep=1", "keep=yes"),
             ("pause=yes", "`paused`"),
         ] {
             let error = change(text).expect_err(text);

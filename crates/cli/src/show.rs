@@ -89,6 +89,9 @@ fn client(snapshot: &Snapshot) -> String {
     if let Some(guest) = &snapshot.guest {
         text.push_str(&format!("  virtual machine {guest}\n"));
     }
+    if let Some(ages) = &snapshot.ages {
+        text.push_str(&format!("  {ages}\n"));
+    }
     for (at, tier) in snapshot.tiers.iter().enumerate() {
         let ratio = tier.figures.ratio_text();
         text.push_str(&format!(

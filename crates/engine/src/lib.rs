@@ -232,6 +232,9 @@ impl Recent {
     }
 }
 
+/// A higher limit is none: what is free is counted with a sign.
+const LIMIT_MAX: Bytes = Bytes(i64::MAX as u64);
+
 impl<L: Ledger> Engine<L> {
     /// An engine over an empty ledger.
     pub fn new(
@@ -254,6 +257,10 @@ impl<L: Ledger> Engine<L> {
         prefetch: Box<dyn Prefetch>,
         config: Config,
     ) -> Engine<L> {
+        let config = Config {
+            limit: config.limit.min(LIMIT_MAX),
+            ..config
+        };
         Engine {
             table,
             reclaim,
@@ -317,7 +324,7 @@ impl<L: Ledger> Engine<L> {
     /// [`Engine::approach_limit`].
     pub fn set_limit(&mut self, limit: Bytes) {
         // Room is counted with a sign.
-        self.config.limit = limit.min(Bytes(i64::MAX as u64));
+        self.config.limit = limit.min(LIMIT_MAX);
     }
 
     /// Lowers the limit towards `asked` as far as half of the reserve stays free, so that faults

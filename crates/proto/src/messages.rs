@@ -105,6 +105,10 @@ pub enum Ask {
     /// The kernel writes the core of this process: bring its pages in, above the limit if need be,
     /// and keep all pages of the run where they are until it has ended.
     Core(u32),
+    /// True: as `Pause`, and all pages come back into memory. False: go on.
+    Keep(bool),
+    /// Pages that have not been used for this many milliseconds leave now, although there is room.
+    Demote(u64),
     /// Keep this stall bound from now on.
     Stall {
         /// `None`: no bound.

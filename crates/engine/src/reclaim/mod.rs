@@ -61,6 +61,8 @@ pub struct Now {
     pub calm: bool,
     /// A fault waits for a read of a device.
     pub reads: bool,
+    /// A user has named pages that are to leave, although there is room.
+    pub named: bool,
 }
 
 /// The next thing to do.
@@ -75,6 +77,8 @@ pub enum Step {
     /// Begin a batch of up to this many pages. When the last of them is published:
     /// [`Reclaimer::ended`].
     Choose(usize),
+    /// There is room: as `Choose`, but only of pages that a user has named.
+    Named(usize),
     /// Nothing can be begun before a batch in flight ends.
     Wait,
     /// Begin nothing for this long. Batches in flight go on.
@@ -89,7 +93,7 @@ pub enum Step {
 /// How a batch ended.
 #[derive(Clone, Copy, Debug)]
 pub struct Ended {
-    /// The number in its [`Step::Choose`].
+    /// The number in its [`Step::Choose`] or [`Step::Named`].
     pub asked: usize,
     /// Base pages that were freed. 0 also if no page could be chosen.
     pub freed: u64,
@@ -159,7 +163,7 @@ impl Reclaimer {
     /// allocation.
     pub fn step<L: Ledger>(&mut self, engine: &mut Engine<L>, now: Now) -> Step {
         if self.is_asleep() {
-            if now.paused || !engine.books().reclaim_wanted() {
+            if now.paused || !(now.named || engine.books().reclaim_wanted()) {
                 return Step::Sleep(self.nap(engine, now.calm));
             }
             (self.phase, self.naps) = (Phase::Works, 0);
@@ -174,10 +178,11 @@ impl Reclaimer {
         if let Some(migration) = self.demotion(engine) {
             return Step::Demote(migration);
         }
-        if !engine.books().reclaim_unfinished() {
+        let needed = engine.books().reclaim_unfinished();
+        if !needed && !now.named {
             return self.ends(engine);
         }
-        if self.may_not_begin(engine) {
+        if self.may_not_begin(engine, needed) {
             return Step::Wait;
         }
         let yielded = std::mem::replace(&mut self.yielded, false);
@@ -192,7 +197,11 @@ impl Reclaimer {
         let pages = engine.turned.map_or(most, |turned| most.min(turned.batch));
         self.batches += 1;
         self.pages += pages;
-        Step::Choose(pages)
+        if needed {
+            Step::Choose(pages)
+        } else {
+            Step::Named(pages)
+        }
     }
 
     /// A sleep is over.
@@ -302,14 +311,16 @@ impl Reclaimer {
     }
 
     /// Whether what is in flight is all that there may be, or suffices. A trial is alone.
-    fn may_not_begin<L: Ledger>(&self, engine: &Engine<L>) -> bool {
+    ///
+    /// * `needed`: there is too little room.
+    fn may_not_begin<L: Ledger>(&self, engine: &Engine<L>, needed: bool) -> bool {
         let most = if self.backoff.tries() {
             1
         } else {
             self.batches_max
         };
-        self.batches > 0
-            && (self.batches >= most || engine.books().reclaim_lacks() <= self.pages as i64)
+        let suffices = || needed && engine.books().reclaim_lacks() <= self.pages as i64;
+        self.batches > 0 && (self.batches >= most || suffices())
     }
 
     /// Tells the engine of the loan. It adds to what [`Reclaimer::exceed`] allows.

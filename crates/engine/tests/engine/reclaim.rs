@@ -42,6 +42,7 @@ impl Client {
                 paused: false,
                 calm: false,
                 reads: false,
+                named: false,
             },
             touched: 0,
         }
@@ -133,6 +134,53 @@ fn it_sleeps_until_the_reserve_is_used_and_works_until_half_more_is_free() {
     client.now.paused = true;
     client.ended(64, 0, false);
     assert_eq!(client.steps(2), [rest(1), Step::Enough]);
+}
+
+#[test]
+fn pages_that_are_named_leave_although_there_is_room_and_no_others_do() {
+    for batches in [1, 2] {
+        let most = [64, 32][batches - 1];
+        let mut client = Client::new(batches);
+        client.fill(1000);
+        assert_eq!(client.step(), Step::Sleep(Nanos(100 * MS)));
+        client.now.named = true;
+        for _ in 0..batches {
+            assert_eq!(client.step(), Step::Named(most));
+        }
+        for _ in 1..batches {
+            assert_eq!(client.step(), Step::Wait);
+            client.leaves(most);
+        }
+        client.leaves(most);
+        // None of those that are named can leave: nothing is lent, because there is room.
+        assert_eq!(client.step(), Step::Named(most));
+        client.ended(most, 0, false);
+        assert_eq!(client.allowed(), 0);
+        assert_eq!(client.steps(2), [rest(1), Step::Named(most)]);
+        // Too little room: others leave, too.
+        client.ended(most, 0, false);
+        client.fill(63);
+        assert_eq!(client.steps(2), [rest(1), Step::Choose(most)]);
+        client.ended(most, 0, false);
+        client.now.paused = true;
+        assert_eq!(
+            client.steps(3)[1..],
+            [Step::Enough, Step::Sleep(Nanos(100 * MS))]
+        );
+        client.now.paused = false;
+        client.now.named = false;
+        client.fill(200);
+    }
+}
+
+#[test]
+fn without_a_limit_there_is_always_room() {
+    let reclaim = undercroft_policy::reclaim::by_name("lru").expect("a policy");
+    let mut engine = common::engine(4, u64::MAX >> 12, reclaim);
+    for limit in [Bytes(u64::MAX), Bytes(1 << 63)] {
+        assert!(engine.books().room() > 1 << 50 && !engine.books().reclaim_wanted());
+        engine.set_limit(limit);
+    }
 }
 
 #[test]

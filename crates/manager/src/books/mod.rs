@@ -94,6 +94,8 @@ pub(crate) struct Books {
     pub zero_runs: Runs,
     /// Pages that are charged for a frame since a fork relative's page left it.
     pub leave_next: Runs,
+    /// Pages that are to leave although there is room: a user asked.
+    pub named: Runs,
 }
 
 /// The engine, locked; the time is taken.
@@ -146,6 +148,7 @@ impl Books {
             drains: Drains::default(),
             zero_runs: Runs::default(),
             leave_next: Runs::default(),
+            named: Runs::default(),
         }
     }
 

@@ -9,7 +9,7 @@ use undercroft_engine::limits::EVICT_PAGES_MAX;
 use crate::sync::lock;
 
 /// Runs that are remembered: 256 MiB of pages if each run has 64.
-const RUNS_MAX: usize = 1024;
+pub(crate) const RUNS_MAX: usize = 1024;
 
 /// Most pages of a run: one batch of the evictor.
 const RUN_PAGES: u64 = EVICT_PAGES_MAX as u64;

@@ -306,7 +306,9 @@ impl Control {
         footprint.note(Bytes(
             used - held.0 + stored.bytes().0 + footprint.strays().0,
         ));
-        let begins = !self.managing && look.begins;
+        // Scans at an interval are of memory that is managed, whether pages leave or not.
+        let scans = matches!(self.shared.options.access_scan, AccessScan::Every(_));
+        let begins = !self.managing && (look.begins || scans && !processes.is_empty());
         if !self.managing && !begins {
             footprint.note_unmanaged(Bytes(used));
         }

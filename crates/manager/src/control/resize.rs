@@ -2,6 +2,7 @@
 //! force at once. A lower one is approached: the evictor lowers the limit in force as pages leave,
 //! so that faults find room meanwhile.
 
+use std::thread::Builder;
 use std::time::Instant;
 
 use undercroft_base::{Bytes, Nanos};
@@ -12,6 +13,7 @@ use undercroft_sys::procfs;
 
 use super::Control;
 use crate::gauges::Hold;
+use crate::space::bring_home::bring_home;
 use crate::space::shared::Shared;
 
 /// The smallest limit: that of `run --memory-max`.
@@ -75,6 +77,25 @@ impl Control {
         }
         self.hold(Hold::User, paused);
         Answered::Yes
+    }
+
+    /// As [`Control::pause`], and a thread brings all pages in that are out.
+    pub(super) fn keep(&mut self, keep: bool) -> Answered {
+        let paused = self.pause(keep);
+        if keep && paused == Answered::Yes {
+            let shared = self.shared.clone();
+            let brings = move || {
+                for process in shared.processes.all() {
+                    // What does not come in comes when it is touched.
+                    let _ = bring_home(&shared, &process);
+                }
+            };
+            let thread = Builder::new().name("uc-keep".into());
+            if let Err(error) = thread.spawn(brings) {
+                return Answered::Refused(format!("no thread for it: {error}"));
+            }
+        }
+        paused
     }
 
     /// Pauses the run for a reason, or takes the reason back.

@@ -160,6 +160,9 @@ fn tiers_now(shared: &Shared, in_use: &[TierUse]) -> Vec<TierSnapshot> {
 
 const PAUSED: &str = "it is paused, and moves no page; `undercroft set PID paused=no` first";
 
+const UNKNOWN_AGES: &str = "it does not know how long pages have not been used; start it with \
+                            `--access-scan 10s`, for example";
+
 /// The kind of a request in the legacy: of each kind the last counts. Drains come first, because a
 /// limit may need a tier's pages elsewhere.
 fn kind_of(ask: &Ask) -> usize {
@@ -167,11 +170,12 @@ fn kind_of(ask: &Ask) -> usize {
         Ask::Drain(tier) | Ask::Remove(tier) | Ask::Reopen(tier) => {
             usize::from(*tier).min(TierId::MAX)
         }
-        Ask::Add(_) | Ask::Core(_) => TierId::MAX, // never kept: see `Control::carry_out`
+        // Never kept: see `Control::carry_out`.
+        Ask::Add(_) | Ask::Core(_) | Ask::Demote(_) => TierId::MAX,
         Ask::Latency { .. } => TierId::MAX + 1,
         Ask::Stall { .. } => TierId::MAX + 2,
         Ask::MemoryMax(_) => TierId::MAX + 3,
-        Ask::Pause(_) => TierId::MAX + 4,
+        Ask::Pause(_) | Ask::Keep(_) => TierId::MAX + 4,
     }
 }
 
@@ -180,7 +184,10 @@ const _: () = assert!(TierId::MAX + 4 < ASKS);
 /// Pauses a run again that was paused under a dead manager: before any thread evicts a page.
 pub(super) fn pause_again(shared: &Shared) {
     let asks = shared.books.legacy.asks();
-    let paused = |text: &Vec<u8>| serde_json::from_slice(text).ok() == Some(Ask::Pause(true));
+    let paused = |text: &Vec<u8>| {
+        let ask = serde_json::from_slice(text);
+        matches!(ask, Ok(Ask::Pause(true) | Ask::Keep(true)))
+    };
     if asks.iter().any(paused) {
         pause_first(shared, Hold::User);
     }
@@ -223,6 +230,7 @@ impl Control {
                 Ok(()) => return, // another thread answers
                 Err(why) => serde_json::to_vec(&Answered::Refused(why)),
             },
+            Ok(Question::User(Ask::Demote(older))) => serde_json::to_vec(&self.demote(older)),
             Ok(Question::User(ask)) => serde_json::to_vec(&self.obey(&ask)),
             Err(_) => serde_json::to_vec(&self.snapshot()),
         };
@@ -266,15 +274,33 @@ impl Control {
             Ask::Reopen(tier) => books.reopen(TierId(*tier)),
             Ask::Add(_) => Err("a successor does not know its file".to_owned()),
             Ask::Core(_) => Err("a successor does not know who asked".to_owned()),
+            Ask::Demote(_) => Err("it is asked again by whoever wants it".to_owned()),
             Ask::Latency { bound } => return self.change_bound(*bound),
             Ask::MemoryMax(asked) => return self.change_limit(Bytes(*asked)),
             Ask::Stall { bound } => return self.change_stall(*bound),
             Ask::Pause(paused) => return self.pause(*paused),
+            Ask::Keep(keep) => return self.keep(*keep),
         };
         match done.and_then(|()| self.have_migrator()) {
             Ok(()) => Answered::Yes,
             Err(why) => Answered::Refused(why),
         }
+    }
+
+    /// Has the scanner name pages that have not been used for `older` milliseconds.
+    fn demote(&mut self, older: u64) -> Answered {
+        let scans = matches!(self.shared.options.access_scan, AccessScan::Every(_));
+        let why = if !scans {
+            UNKNOWN_AGES
+        } else if self.shared.gauges.is_paused() {
+            PAUSED
+        } else {
+            match self.shared.gauges.ages.ask(Duration::from_millis(older)) {
+                Ok(()) => return Answered::Yes,
+                Err(why) => why,
+            }
+        };
+        Answered::Refused(why.to_owned())
     }
 
     /// Has a thread add a tier, and answer `peer`. Error: why not, at once.
@@ -451,6 +477,7 @@ impl Control {
             limit_exceeded: lock(&shared.gauges.exceeded).until(Instant::now()),
             immovable: lock(&shared.gauges.fixed).until(Instant::now()),
             guest: self.guest.now(shared),
+            ages: shared.gauges.ages.now(),
             policies: self.policies(),
             counters: (&stats).into(),
             mrc,

@@ -9,6 +9,7 @@ use undercroft_engine::limits::EVICT_PAGES_MAX;
 use undercroft_sys::pagemap::Category;
 
 use super::Evictor;
+use crate::books::runs::Runs;
 use crate::space::process::Process;
 
 /// Most runs of zero pages that are scanned for one batch, and the fewest zero pages that make a
@@ -29,9 +30,15 @@ impl Evictor {
         // Zero pages are not tried twice in a row in vain: their process may be stopped, or in
         // fork().
         let zeros = !self.zeros_in_vain && self.select_zeros(items);
-        let any = zeros || self.select_next(items);
+        let next = &self.shared.books.leave_next;
+        let any = zeros || self.select_runs(next, EVICT_PAGES_MAX, items);
         let any = any || self.choose_next(most, items);
         (any, zeros)
+    }
+
+    /// Begins a batch with pages that a user has named. False if none of them can leave.
+    pub(super) fn choose_named(&self, most: usize, items: &mut Vec<EvictItem>) -> bool {
+        self.select_runs(&self.shared.books.named, most, items)
     }
 
     /// Chooses the next victims: first what a plugin wants to leave, then by the policy. That may
@@ -56,22 +63,24 @@ impl Evictor {
         false
     }
 
-    /// Chooses the copies of fork relatives: the eviction of a shared page frees its frame only
-    /// when those leave too.
-    fn select_next(&self, items: &mut Vec<EvictItem>) -> bool {
-        let (mut of, mut ranges, mut pages) = (None, Vec::new(), 0);
-        let mut runs = self.shared.books.leave_next.queue();
+    /// Chooses the oldest runs of a queue, of one address space, up to `most` pages. Copies of fork
+    /// relatives are in one: the eviction of a shared page frees its frame only when those leave
+    /// too.
+    fn select_runs(&self, of: &Runs, most: usize, items: &mut Vec<EvictItem>) -> bool {
+        let (mut first, mut ranges, mut pages) = (None, Vec::new(), 0);
+        let mut runs = of.queue();
         while let Some((space, range)) = runs.front().copied()
-            && of.is_none_or(|of| of == space)
-            && pages + range.count().0 <= EVICT_PAGES_MAX as u64
+            && first.is_none_or(|of| of == space)
+            && (ranges.is_empty() || pages + range.count().0 <= most as u64)
         {
             runs.pop_front();
-            of = Some(space);
+            first = Some(space);
             pages += range.count().0;
             ranges.push(range);
         }
         drop(runs);
-        of.is_some_and(|space| self.choose_these(space, &ranges, items))
+        items.clear();
+        first.is_some_and(|space| self.choose_these(space, &ranges, items))
     }
 
     /// Starts a batch with the pages of `ranges`.

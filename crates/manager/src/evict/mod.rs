@@ -90,6 +90,8 @@ struct Batch {
     asked: usize,
     /// Zero pages were chosen.
     zeros: bool,
+    /// Of pages that a user has named.
+    named: bool,
 }
 
 /// The books before the batch that ends next.
@@ -212,6 +214,7 @@ impl Evictor {
             paused: gauges.is_paused(),
             calm: self.shared.signals.is_calm(),
             reads: turned.is_some() && gauges.knobs.reads_in_flight(),
+            named: !self.shared.books.named.queue().is_empty(),
         };
         self.states.clear();
         let tiers = self.shared.books.tiers.iter();
@@ -237,13 +240,13 @@ impl Evictor {
     ///
     /// * `locks`: how often this thread had locked the engine when it asked.
     fn carry_out(&mut self, step: Step, locks: u64) {
-        if !matches!(step, Step::Choose(_)) {
+        if !matches!(step, Step::Choose(_) | Step::Named(_)) {
             self.finish_pending();
         }
         match step {
             Step::Sleep(_) | Step::Demote(_) | Step::Wait => {}
-            Step::Choose(pages) => {
-                let any = self.evict_batch(pages);
+            Step::Choose(pages) | Step::Named(pages) => {
+                let any = self.evict_batch(pages, matches!(step, Step::Named(_)));
                 if any {
                     self.shared.gauges.eviction.note(engine_locks() - locks);
                 }
@@ -360,16 +363,25 @@ impl Evictor {
     }
 
     /// Chooses and evicts one batch of up to `most` pages. False if no page could be chosen.
-    fn evict_batch(&mut self, most: usize) -> bool {
+    /// * `named`: only of pages that a user has named.
+    fn evict_batch(&mut self, most: usize, named: bool) -> bool {
         let shared = self.shared.clone();
         let storing = read(&shared.books.storing);
         let mut items = std::mem::take(&mut self.items);
-        let (any, zeros) = self.choose(most, &mut items);
+        let (any, zeros) = if named {
+            (self.choose_named(most, &mut items), false)
+        } else {
+            self.choose(most, &mut items)
+        };
         for group in items.chunk_by(|one, next| one.space == next.space) {
             self.evict_group(group);
         }
         self.items = items;
-        let batch = Batch { asked: most, zeros };
+        let batch = Batch {
+            asked: most,
+            zeros,
+            named,
+        };
         match &mut self.pending {
             Some(last) if last.batch.is_none() => last.batch = Some(batch),
             _ => self.batch_ended(batch),
@@ -400,6 +412,12 @@ impl Evictor {
             };
             reclaimer.ended(engine, time, ended);
         });
+        if batch.named {
+            self.shared
+                .gauges
+                .ages
+                .note_left(after.freed - before.freed);
+        }
         self.zeros_in_vain = batch.zeros && after.freed == before.freed;
         self.before = after;
     }

@@ -1,5 +1,6 @@
 //! The measurements of a run. Every thread adds to them; the control thread reads them.
 
+pub(crate) mod ages;
 pub(crate) mod footprint;
 pub(crate) mod knobs;
 pub(crate) mod latency;
@@ -16,6 +17,7 @@ use undercroft_base::{Bytes, Nanos, SpaceId, VirtRange};
 use undercroft_engine::{BooksView, Ledger};
 use undercroft_qos::LatencyBound;
 
+use self::ages::AgeGauge;
 use self::footprint::Footprint;
 use self::knobs::Knobs;
 use self::latency::{Breakdown, FaultLatency};
@@ -44,6 +46,7 @@ pub(crate) struct Gauges {
     pub footprint: Footprint,
     pub eviction: EvictionCost,
     pub scans: Scans,
+    pub ages: AgeGauge,
     pub shortages: Shortages,
     /// Holds of the layout lock of any address space. Those of the engine's are in the books.
     pub layout_holds: Longest,
@@ -133,6 +136,7 @@ impl Gauges {
             footprint: Footprint::default(),
             eviction: EvictionCost::default(),
             scans: Scans::default(),
+            ages: AgeGauge::default(),
             shortages: Shortages::default(),
             layout_holds: Longest::default(),
             spaces_seen: AtomicU64::new(0),

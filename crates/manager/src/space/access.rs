@@ -28,10 +28,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use undercroft_base::{Nanos, SpaceId, VirtPage, VirtRange};
+use undercroft_base::{BASE_PAGE_BYTES, Nanos, SpaceId, VirtPage, VirtRange};
+use undercroft_engine::limits::EVICT_PAGES_MAX;
+use undercroft_proto::report::Ages;
 use undercroft_sys::access::{self, AccessError, AccessScanner, BLOCK_PAGES, BlockScan, ClearRefs};
 use undercroft_sys::process;
 
+use crate::books::runs::RUNS_MAX;
 use crate::space::process::Process;
 use crate::space::shared::Shared;
 use crate::sync::lock;
@@ -46,6 +49,13 @@ const TURNOVER: u64 = 64;
 const WAITS: u32 = 10;
 /// Scans on demand: one is due after this time if any page has left.
 const AT_LEAST_EVERY: Duration = Duration::from_millis(500);
+
+/// Most pages of a run that is named to leave: as many as a batch beside another may have.
+const NAMED_PAGES: u64 = 32;
+const _: () = assert!(NAMED_PAGES as usize <= EVICT_PAGES_MAX / 2);
+
+/// Time without a page that leaves, after which the rest of those that were named stay.
+const STUCK: Duration = Duration::from_secs(10);
 
 /// How often to scan.
 #[derive(Clone, Copy, Debug)]
@@ -114,34 +124,97 @@ impl Pace {
     }
 }
 
-/// Bytes for each block that is remembered: its frames, and its place in the table.
-const BLOCK_BYTES: u64 = BLOCK_PAGES + size_of::<(VirtPage, Frames)>() as u64;
+/// Findings of the last scan in a block.
+struct Block {
+    /// The frames of its pages at the last scan: 0 = none.
+    frames: [u8; BLOCK_PAGES as usize],
+    /// When each page was seen used, or came, in [`TICK`]s since the start. Empty: ages are
+    /// not asked for.
+    used: Vec<u32>,
+}
 
-/// The frames of one block's pages at the last scan: 0 = none.
-type Frames = Box<[u8; BLOCK_PAGES as usize]>;
+/// Resolution of ages.
+const TICK: Duration = Duration::from_millis(100);
 
 /// Findings of the last scan in an address space. Blocks without resident pages are left out.
 #[derive(Default)]
 struct Last {
-    blocks: HashMap<VirtPage, Frames>,
+    blocks: HashMap<VirtPage, Box<Block>>,
 }
 
 impl Last {
     /// Appends the pages of `block` that were used since the last scan, and remembers the block.
-    fn used(&mut self, block: &BlockScan, next: &mut Last, out: &mut Vec<VirtPage>) {
-        let mut frames = match self.blocks.remove(&block.start) {
-            Some(before) => {
-                for (at, frame) in before.iter().enumerate() {
-                    if *frame != 0 && *frame == block.frames[at] && block.is_accessed(at) {
-                        out.push(block.start.plus(at as u64));
-                    }
-                }
-                before
+    ///
+    /// * `now`: the time in [`TICK`]s; `None`: ages are not remembered.
+    fn used(
+        &mut self,
+        block: &BlockScan,
+        now: Option<u32>,
+        next: &mut Last,
+        out: &mut Vec<VirtPage>,
+    ) {
+        let mut kept = self.blocks.remove(&block.start).unwrap_or_else(|| {
+            Box::new(Block {
+                frames: [0; BLOCK_PAGES as usize],
+                used: now.map_or(Vec::new(), |now| vec![now; BLOCK_PAGES as usize]),
+            })
+        });
+        for (at, frame) in block.frames.iter().enumerate() {
+            let stays = *frame != 0 && *frame == kept.frames[at];
+            let used = block.is_accessed(at);
+            if stays && used {
+                out.push(block.start.plus(at as u64));
             }
-            None => Box::new([0; BLOCK_PAGES as usize]),
-        };
-        *frames = block.frames;
-        next.blocks.insert(block.start, frames);
+            if let Some(last) = kept.used.get_mut(at)
+                && (used || !stays)
+            {
+                *last = now.unwrap_or_default();
+            }
+        }
+        kept.frames = block.frames;
+        next.blocks.insert(block.start, kept);
+    }
+
+    /// Bytes of what is remembered.
+    fn bytes(&self) -> u64 {
+        let block = |block: &Box<Block>| size_of::<(VirtPage, Block)>() + 4 * block.used.len();
+        self.blocks.values().map(|of| block(of) as u64).sum()
+    }
+
+    /// Counts the pages in memory by age.
+    fn add_to(&self, ages: &mut Ages, now: u32) {
+        for block in self.blocks.values() {
+            for (frame, last) in block.frames.iter().zip(&block.used) {
+                if *frame != 0 {
+                    let age = Nanos((now - last) as u64 * TICK.as_nanos() as u64);
+                    ages.add(age, BASE_PAGE_BYTES as u64);
+                }
+            }
+        }
+    }
+
+    /// The pages in memory that were used at `until` for the last time, or before it, in runs of at
+    /// most [`NAMED_PAGES`], in ascending order.
+    fn unused_since(&self, until: u32) -> Vec<VirtRange> {
+        let mut runs: Vec<VirtRange> = Vec::new();
+        let mut starts: Vec<&VirtPage> = self.blocks.keys().collect();
+        starts.sort_unstable();
+        for start in starts {
+            let block = &self.blocks[start];
+            for (at, last) in block.used.iter().enumerate() {
+                if block.frames[at] == 0 || *last > until {
+                    continue;
+                }
+                let page = start.plus(at as u64);
+                match runs.last_mut() {
+                    Some(run) if run.end == page && run.count().0 < NAMED_PAGES => {
+                        run.end = page.plus(1);
+                    }
+                    _ => runs.push(VirtRange::one(page)),
+                }
+            }
+        }
+        runs
     }
 }
 
@@ -246,7 +319,7 @@ impl Accesses {
     /// Scans until the run ends.
     fn run(mut self) {
         let mut pause = self.pace.interval;
-        while sleep(&self.shared, pause) {
+        while self.rests_for(pause) {
             match self.next() {
                 Next::Scan => {}
                 Next::Wait => {
@@ -288,8 +361,14 @@ impl Accesses {
                 let nanos = took.as_nanos() as u64;
                 scans.nanos.fetch_add(nanos, Ordering::Relaxed);
             }
-            let blocks = self.last.values().map(|last| last.blocks.len() as u64);
-            let metadata = blocks.sum::<u64>() * BLOCK_BYTES;
+            if scanned && let Some(now) = self.ticks() {
+                let mut ages = Ages::default();
+                self.last
+                    .values()
+                    .for_each(|last| last.add_to(&mut ages, now));
+                self.shared.gauges.ages.set(ages);
+            }
+            let metadata = self.last.values().map(Last::bytes).sum();
             self.shared
                 .gauges
                 .scans
@@ -299,6 +378,67 @@ impl Accesses {
                 interval, share, ..
             } = self.pace;
             pause = interval.saturating_sub(took).max(took * (share - 1));
+        }
+    }
+
+    /// The time in [`TICK`]s since the start, if ages are remembered.
+    fn ticks(&self) -> Option<u32> {
+        let now = self.shared.elapsed().as_millis() / TICK.as_millis();
+        (!self.pace.on_demand).then_some(u32::try_from(now).unwrap_or(u32::MAX))
+    }
+
+    /// Sleeps, and names old pages meanwhile if a user asks. False if the run has ended.
+    fn rests_for(&self, pause: Duration) -> bool {
+        if self.pace.on_demand {
+            return sleep(&self.shared, pause);
+        }
+        let until = Instant::now() + pause;
+        while let Some(older) = self.shared.gauges.ages.wait(until) {
+            self.name_unused(older);
+            self.shared.gauges.ages.done();
+        }
+        !self.shared.signals.stopped()
+    }
+
+    /// Has the evictor take pages out of memory that have not been used for `older`, and waits for
+    /// it: until all were tried, or nothing moves.
+    fn name_unused(&self, older: Duration) {
+        let ticks = u32::try_from(older.as_millis().div_ceil(TICK.as_millis()));
+        let until = self.ticks().zip(ticks.ok());
+        let Some(until) = until.and_then(|(now, ticks)| now.checked_sub(ticks)) else {
+            return; // the run is not that old
+        };
+        for (space, last) in &self.last {
+            for run in last.unused_since(until) {
+                if !self.evictor_has_below(RUNS_MAX) {
+                    return;
+                }
+                self.shared.gauges.ages.note_named(run.count().0);
+                self.shared.books.named.queue().push_back((*space, run));
+            }
+        }
+        let _ = self.evictor_has_below(1);
+    }
+
+    /// Waits until the evictor has fewer runs than that before it. False: it gets nowhere, or the
+    /// run ends, and it has none any more.
+    fn evictor_has_below(&self, most: usize) -> bool {
+        let named = &self.shared.books.named;
+        let (mut last, mut since) = (usize::MAX, Instant::now());
+        loop {
+            let left = named.queue().len();
+            if left < most {
+                return true;
+            }
+            if left != last {
+                (last, since) = (left, Instant::now());
+            }
+            if since.elapsed() > STUCK || self.shared.signals.stopped() {
+                named.queue().clear();
+                return false;
+            }
+            self.shared.signals.kick_evictor();
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 
@@ -340,12 +480,13 @@ impl Accesses {
         let mut next = Last::default();
         self.used.clear();
         self.set.clear();
+        let now = self.ticks();
         let (used, set) = (&mut self.used, &mut self.set);
         let scanned = self.scanner.scan(pid, &blocks, |block| {
             if block.accessed != [0; BLOCK_PAGES as usize / 64] {
                 set.push(block.start);
             }
-            last.used(block, &mut next, used);
+            last.used(block, now, &mut next, used);
         });
         match scanned {
             Ok(()) => {}
@@ -482,7 +623,7 @@ mod tests {
         let mut last = Last::default();
         let mut scan = |pages: &[(usize, u8, bool)]| -> Vec<u64> {
             let (mut next, mut used) = (Last::default(), Vec::new());
-            last.used(&block(pages), &mut next, &mut used);
+            last.used(&block(pages), None, &mut next, &mut used);
             last = next;
             used.iter().map(|page| page.0 - 512).collect()
         };
@@ -494,5 +635,40 @@ mod tests {
         );
         assert_eq!(scan(&[(1, 7, false), (2, 5, true), (4, 6, true)]), [2, 4]);
         assert_eq!(scan(&[(3, 9, true)]), [0; 0], "it was away meanwhile");
+    }
+
+    #[test]
+    fn a_page_ages_from_its_arrival_and_from_each_use() {
+        let mut last = Last::default();
+        let mut scan = |now: u32, pages: &[(usize, u8, bool)]| {
+            let mut next = Last::default();
+            last.used(&block(pages), Some(now), &mut next, &mut Vec::new());
+            last = next;
+            let mut ages = Ages::default();
+            last.add_to(&mut ages, now);
+            let unused = |until: u32| -> Vec<(u64, u64)> {
+                let runs = last.unused_since(until).into_iter();
+                runs.map(|run| (run.start.0 - 512, run.count().0)).collect()
+            };
+            let pages = [0, 1].map(|at| ages.unused[at].bytes / 4096);
+            (pages, unused(now - 10), unused(now - 100))
+        };
+        let four = [(1, 7, true), (2, 8, true), (3, 9, false), (4, 5, false)];
+        assert_eq!(scan(1000, &four), ([0, 0], vec![], vec![]));
+        // 1 is used; 2 has another frame; 3 and 4 are as they were, for a second.
+        let next = [(1, 7, true), (2, 5, false), (3, 9, false), (4, 5, false)];
+        assert_eq!(scan(1010, &next), ([2, 0], vec![(3, 2)], vec![]));
+        let later = next.map(|(at, frame, _)| (at, frame, false));
+        assert_eq!(scan(1109, &later), ([4, 2], vec![(1, 4)], vec![(3, 2)]));
+        // 3 left, and another page is in its place.
+        let others = [(1, 7, false), (3, 9, false)];
+        assert_eq!(
+            scan(1110, &others[..1]),
+            ([1, 1], vec![(1, 1)], vec![(1, 1)])
+        );
+        assert_eq!(scan(1200, &others), ([1, 1], vec![(1, 1)], vec![(1, 1)]));
+        let all: Vec<_> = (0..512).map(|at| (at, 1, false)).collect();
+        let _ = scan(1300, &all);
+        assert_eq!(scan(1310, &all).1.len(), 16, "a run has 32 pages at most");
     }
 }

@@ -1,5 +1,5 @@
-//! Brings all pages of a process in, because the kernel writes its core: it takes pages that are
-//! missing for zeros. The run is paused, so there is room, and none leaves.
+//! Brings all pages of a process in. The kernel writes its core, and takes pages that are missing
+//! for zeros; or a user wants them in memory. The run is paused: there is room, and none leaves.
 
 use std::time::{Duration, Instant};
 

@@ -4,6 +4,7 @@
 //! test compares them. A new field keeps `schema_version`; a field that is renamed or removed
 //! raises it.
 
+mod ages;
 mod bound;
 mod command;
 mod cost;
@@ -24,6 +25,7 @@ use undercroft_base::{Bytes, Nanos, TierUsage};
 use undercroft_engine::Stats;
 use undercroft_tier::file::FileCounts;
 
+pub use ages::{AGES_SECONDS, Ages, Demotion, Unused, WORKING_SET_SECONDS};
 pub use bound::{BoundControl, BoundReport};
 pub use command::ShownCommand;
 pub use cost::{CostReport, TierCost, TierUse, TierWear};

@@ -10,7 +10,7 @@ use undercroft_qos::pressure::Pressure;
 use undercroft_tier::profile::Profile;
 
 use super::{
-    BoundReport, CostReport, Counters, Faults, GuestMemory, Immovable, LatencyHistogram,
+    Ages, BoundReport, CostReport, Counters, Faults, GuestMemory, Immovable, LatencyHistogram,
     LimitExceeded, MissRatioCurve, Pages, Policies, Quantiles, TierFigures, command_line,
 };
 
@@ -103,6 +103,9 @@ pub struct Snapshot {
     /// The memory of its virtual machine; null if it has none.
     #[serde(default)]
     pub guest: Option<GuestMemory>,
+    /// How long its memory has not been used; null without scans at an interval.
+    #[serde(default)]
+    pub ages: Option<Ages>,
     /// Names in force.
     pub policies: Policies,
     /// The engine's counters.

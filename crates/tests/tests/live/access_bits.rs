@@ -300,3 +300,80 @@ fn without_the_right_to_scan_the_option_is_refused() {
         assert!(outcome.errors.contains(word), "{word}: {outcome}");
     }
 }
+
+/// A program has 18 MiB that it uses and 64 that it does not, and a limit far above both. Scans
+/// tell the two apart, and what is not used leaves when a user asks: no more, and no less.
+#[test]
+fn memory_that_is_not_used_is_known_and_leaves_when_a_user_asks() {
+    if !has_access_bits() {
+        return;
+    }
+    let _turn = beside_others();
+    for limit in ["512M", "max"] {
+        let mut run = Job::new(build("hot_and_cold"))
+            .args([HOT_MIB, COLD_MIB, 4 * STEPS, 0].map(|number| number.to_string()))
+            .arg("5000")
+            .options(["--memory-max", limit, "--access-scan", "200ms"])
+            .start();
+        let pid = run.keeper().to_string();
+        let demote = |older: &str| {
+            let told =
+                Job::new(undercroft()).args(["demote", &pid, "--older-than", older, "--json"]);
+            let told: Value = serde_json::from_str(&told.run().expect(0).text()).expect("JSON");
+            let bytes = |of: &str| told["demotion"][of].as_u64().expect("a number");
+            [bytes("named_bytes"), bytes("left_bytes")]
+        };
+        let unused = |status: &Value, seconds: u64| {
+            let all = status["ages"]["unused"].as_array()?;
+            let of = all.iter().find(|of| of["seconds"] == seconds)?;
+            of["bytes"].as_u64()
+        };
+        let cold = COLD_MIB * MIB;
+        let near = cold - MIB..cold + 3 * MIB;
+        let found = run.until("the memory that is not used", 30, |run| {
+            unused(&run.status()?, 1).filter(|bytes| near.contains(bytes))
+        });
+        assert_eq!(demote("1h"), [0, 0], "nothing is that old");
+        let [named, left] = demote("1s");
+        say(&format!(
+            "{limit}: {found} bytes were not used for a second, where {cold} are; {left} of {named} left"
+        ));
+        assert!(near.contains(&named), "{named} were named");
+        assert!(left > named * 95 / 100, "{left} of {named} left");
+        let status = run.status().expect("it runs");
+        let resident = status["resident_bytes"].as_u64().expect("a number");
+        assert!(resident < (HOT_MIB + 4) * MIB, "{resident}: {status}");
+        // What is used stayed: no page had to come back.
+        let faults = status["faults"]["swap_in"].as_u64().expect("a number");
+        assert!(faults < 64, "{status}");
+        // All of it comes back, though the program does not touch it.
+        let keep = ["set", &pid, "keep=yes"];
+        Job::new(undercroft()).args(keep).run().expect(0);
+        run.until("all of its memory", 30, |run| {
+            let resident = run.status()?["resident_bytes"].as_u64()?;
+            (resident >= (HOT_MIB + COLD_MIB) * MIB).then_some(())
+        });
+        let outcome = run.wait().expect(0);
+        assert!(outcome.text().contains("0 wrong"), "{outcome}");
+    }
+}
+
+#[test]
+fn a_run_without_an_interval_of_scans_says_so_when_old_pages_are_to_leave() {
+    let _turn = beside_others();
+    if plain_only() {
+        return skip("a plain run has no pages that leave");
+    }
+    let mut run = Job::new("sleep").arg("60").limit(ROOMY).start();
+    let pid = run.keeper().to_string();
+    run.until("a status", 20, |run| run.status());
+    let told = Job::new(undercroft())
+        .args(["demote", &pid, "--older-than", "10m"])
+        .run();
+    assert!(
+        told.expect(1).errors.contains("--access-scan 10s"),
+        "no fix is named"
+    );
+    run.signal(rustix::process::Signal::TERM);
+    run.wait().expect(143);
+}

@@ -202,6 +202,7 @@ impl Host {
                 paused: false,
                 calm: false,
                 reads: false,
+                named: false,
             };
             match client.reclaimer.step(&mut client.engine, now) {
                 Step::Choose(pages) => self.evict_asked(client, pages)?,
@@ -215,7 +216,9 @@ impl Host {
                     return Ok(());
                 }
                 Step::Sleep(_) | Step::Enough => return Ok(()),
-                Step::Yield(_) | Step::Wait => unreachable!("no read and no batch is under way"),
+                Step::Yield(_) | Step::Wait | Step::Named(_) => {
+                    unreachable!("no read and no batch is under way, and no page is named")
+                }
             }
             if recorded && !client.engine.books().reclaim_wanted() {
                 return Ok(());

@@ -4,11 +4,12 @@ use undercroft_base::{
     BASE_PAGE_BYTES, Bytes, Loaded, PageCount, PageKey, PageNo, Slot, SpaceId, Stamp, Store,
     StoreError, Tier, TierId, VirtPage, fill_word,
 };
-use undercroft_engine::{DemoteItem, EvictItem, GROUPS, Missing, Mover, Outcome, Taken};
+use undercroft_engine::{DemoteItem, EvictItem, Evictions, GROUPS, Missing, Mover, Outcome, Taken};
 use undercroft_model::{Content, MoveRefusal, NotInstalled};
 
 use undercroft_policy::place::Migration;
 
+use super::ledger::StormLedger;
 use super::setup::Sabotage;
 use super::work::{Demotion, DeviceRead, Eviction, TakenOut, half_of};
 use super::world::World;
@@ -86,22 +87,29 @@ impl World {
 
     /// Selects up to `want` pages. False if none can be selected.
     pub fn select(&mut self, want: usize) -> bool {
+        let now_ms = self.clock.0 / 1_000_000;
+        let plugin = self.plugin.as_mut();
+        let wishes = plugin.map_or_else(Vec::new, |of| of.wishes(&self.engine, now_ms));
+        let wished = self.engine.books().stats().wished;
+        let any =
+            self.begin_batch(|mut evictions, items| evictions.select_ahead(&wishes, want, items));
+        if self.engine.books().stats().wished > wished {
+            self.saw("victims that a plugin named");
+        }
+        any
+    }
+
+    /// Starts a batch with the pages that `select` chooses.
+    pub(super) fn begin_batch(
+        &mut self,
+        select: impl FnOnce(Evictions<'_, StormLedger>, &mut Vec<EvictItem>) -> bool,
+    ) -> bool {
         let mut items = Vec::new();
         let busy: Vec<_> = self.evictions().flat_map(Eviction::unfinished).collect();
         self.holding
             .retain(|(owner, place), _| busy.contains(&(*owner, half_of(*place))));
         self.oracle.forget_returning();
-        let now_ms = self.clock.0 / 1_000_000;
-        let plugin = self.plugin.as_mut();
-        let wishes = plugin.map_or_else(Vec::new, |of| of.wishes(&self.engine, now_ms));
-        let wished = self.engine.books().stats().wished;
-        let any = self
-            .engine
-            .evictions()
-            .select_ahead(&wishes, want, &mut items);
-        if self.engine.books().stats().wished > wished {
-            self.saw("victims that a plugin named");
-        }
+        let any = select(self.engine.evictions(), &mut items);
         for item in &items {
             assert!(
                 self.proc_of(item.space).is_some(),

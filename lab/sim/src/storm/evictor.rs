@@ -21,6 +21,8 @@ pub struct Evictor {
     pub(super) sleeps: bool,
     /// The limit that is approached.
     pub(super) asked: Option<Bytes>,
+    /// Batches of pages that a user has named.
+    pub(super) named: u32,
 }
 
 impl Evictor {
@@ -30,6 +32,7 @@ impl Evictor {
             until: Nanos(0),
             sleeps: false,
             asked: None,
+            named: 0,
         }
     }
 }

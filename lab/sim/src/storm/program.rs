@@ -217,7 +217,7 @@ impl World {
         !self.procs[proc].events.is_empty() || self.procs[proc].zap.is_some()
     }
 
-    fn free_place(&mut self, count: u64) -> VirtPage {
+    pub(super) fn free_place(&mut self, count: u64) -> VirtPage {
         if count <= 16 && self.random.chance(1, 2) {
             // Alone in its chunk of the ledger, so that the chunk is often given back and used
             // again.

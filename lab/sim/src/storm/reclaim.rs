@@ -1,7 +1,7 @@
 //! The evictor of a storm: does what the reclaim machine of the engine says, one step at a time,
 //! and tells it how each batch ended. Time passes with the steps of the storm.
 
-use undercroft_base::Nanos;
+use undercroft_base::{Nanos, VirtRange};
 use undercroft_engine::reclaim::{Ended, Goes, Now, Step, Turned};
 use undercroft_policy::place::Migration;
 
@@ -40,7 +40,8 @@ impl World {
                 self.saw("reclaim: lets reads go first");
                 self.rest(most);
             }
-            Step::Choose(pages) => {
+            Step::Choose(pages) | Step::Named(pages) => {
+                let named = matches!(step, Step::Named(_));
                 let ended = Ended {
                     asked: pages,
                     freed: 0,
@@ -48,7 +49,14 @@ impl World {
                     unfit: false,
                     answer_due: false,
                 };
-                if !self.start_batch(pages, Some(ended)) {
+                let begun = if named {
+                    self.saw("reclaim: named pages leave although there is room");
+                    self.evictor.named -= 1;
+                    self.start_named(Some(ended))
+                } else {
+                    self.start_batch(pages, Some(ended))
+                };
+                if !begun {
                     self.batch_ended(ended);
                 }
             }
@@ -104,8 +112,12 @@ impl World {
         self.take_waiters();
     }
 
-    /// Latency control turns its knobs.
+    /// Latency control turns its knobs, or a user names pages that are to leave.
     pub(super) fn turn_knobs(&mut self) {
+        if self.setup.seed % 4 == 1 && self.random.chance(1, 2) {
+            self.evictor.named += 4;
+            return;
+        }
         let goes = [Goes::AsPlaced, Goes::ToDevice, Goes::ToBuffer][self.random.index(3)];
         let batch = 1 + self.random.index(64);
         let on = self.random.chance(1, 2);
@@ -121,6 +133,7 @@ impl World {
             paused: false,
             calm: self.calm,
             reads: got.any(reads),
+            named: self.evictor.named > 0,
         }
     }
 
@@ -132,6 +145,26 @@ impl World {
     fn start_batch(&mut self, most: usize, ended: Option<Ended>) -> bool {
         let want = 1 + self.random.index(most);
         let any = self.select(want);
+        if let Some(batch) = &mut self.batch {
+            batch.ended = ended;
+        }
+        any
+    }
+
+    /// Begins a batch of pages that a user has named, anywhere in an address space. False if none
+    /// of them can leave.
+    fn start_named(&mut self, ended: Option<Ended>) -> bool {
+        let of = self.random.index(self.procs.len());
+        let space = self.procs[of].space;
+        let ranges: Vec<VirtRange> = (0..=self.random.below(3))
+            .map(|_| {
+                let count = 1 + self.random.below(64);
+                let start = self.free_place(count);
+                VirtRange::new(start, start.plus(count))
+            })
+            .collect();
+        let any =
+            self.begin_batch(|mut evictions, items| evictions.select_these(space, &ranges, items));
         if let Some(batch) = &mut self.batch {
             batch.ended = ended;
         }
