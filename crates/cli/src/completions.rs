@@ -78,9 +78,9 @@ fn visible(command: &Command) -> Command {
 fn named(command: Command) -> Command {
     let command = command.mut_args(|arg| match arg.get_id().as_str() {
         "run" | "runs" => values(arg, [PIDS]),
-        "reclaim" => values(arg, reclaim::NAMES),
-        "prefetch" => values(arg, prefetch::NAMES),
-        "placement" => values(arg, place::NAMES),
+        "reclaim" => values(arg, reclaim::NAMES.iter().copied()),
+        "prefetch" => values(arg, prefetch::NAMES.iter().copied()),
+        "placement" => values(arg, place::NAMES.iter().copied()),
         "tiers" | "measure" => values(arg, tiers()),
         _ if arg.is_trailing_var_arg_set() => arg.value_hint(ValueHint::CommandWithArguments),
         _ => arg,

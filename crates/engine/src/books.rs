@@ -4,7 +4,7 @@ use undercroft_base::{
     Bytes, Entry, Flags, PageCount, PageNo, PageSize, PageState, Slot, SpaceId, TierId, VirtPage,
     VirtRange,
 };
-use undercroft_policy::place::Share;
+use undercroft_policy::place;
 use undercroft_policy::reclaim::Choice;
 
 use crate::layout::is_zero;
@@ -32,9 +32,9 @@ impl<'e, L: Ledger> BooksView<'e, L> {
         self.engine.config.limit
     }
 
-    /// How much DRAM copies in memory should have, if the placement policy decides that.
-    pub fn share(self) -> Option<Share> {
-        self.engine.place.share()
+    /// The state of the placement policy: see [`place::Place::shown`].
+    pub fn placement(self, part: usize) -> place::Shown {
+        self.engine.place.shown(part)
     }
 
     /// Counters since the start.
@@ -44,14 +44,14 @@ impl<'e, L: Ledger> BooksView<'e, L> {
 
     /// Choice of the reclaim policy, if it chooses between rules. O(1).
     pub fn reclaim_choice(self) -> Option<Choice> {
-        self.engine.reclaim.choice()
+        self.engine.reclaim.shown().choice
     }
 
     /// Bytes of metadata: the ledger's words, the maps that find them, the policy's peak, and the
     /// ages of pages in tiers.
     pub fn metadata_bytes(self) -> u64 {
         self.engine.table.metadata_bytes()
-            + self.engine.reclaim.metadata_bytes().0
+            + self.engine.reclaim.shown().metadata.0
             + self.engine.departures.metadata_bytes()
             + self.engine.ages.metadata_bytes()
     }
@@ -200,7 +200,7 @@ impl<'e, L: Ledger> BooksView<'e, L> {
             "count of still pages"
         );
         assert_eq!(
-            self.engine.reclaim.len().0 + self.kept_pages().0,
+            self.engine.reclaim.shown().len.0 + self.kept_pages().0,
             listed,
             "policy length differs from the ledger"
         );

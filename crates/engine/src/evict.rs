@@ -8,7 +8,7 @@
 use undercroft_base::{
     Entry, Flags, PageCount, PageNo, PageState, Slot, SpaceId, Stamp, TierId, VirtPage, VirtRange,
 };
-use undercroft_policy::place::Leaving;
+use undercroft_policy::place::{Event, Leaving};
 use undercroft_policy::reclaim::{Arrival, Verdict};
 
 use crate::batch::{BatchIndex, EvictItem, HALF_PAGES, InFlight, Outcome, Taken};
@@ -341,7 +341,8 @@ impl<L: Ledger> Engine<L> {
                 unused: self.table.entry(item.no).flags.has(Flags::PREFETCHED),
             })
             .collect();
-        self.place.leaving(&leaving, &self.ranked);
+        let event = Event::Leaving(&leaving, &self.ranked);
+        self.place.heard(event);
     }
 
     #[inline(never)]

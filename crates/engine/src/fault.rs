@@ -7,6 +7,7 @@
 use undercroft_base::{
     Entry, Flags, PageCount, PageNo, PageState, Slot, SpaceId, Stamp, ThreadId, TierId, VirtPage,
 };
+use undercroft_policy::place::{LatencyClass, Loaded, TierState};
 use undercroft_policy::prefetch::neighbours::{Around, Now, REACH};
 use undercroft_policy::prefetch::{FaultSeen, Window};
 use undercroft_policy::reclaim::Arrival;
@@ -99,6 +100,9 @@ impl Default for LoadPlan {
 
 /// Windows that may still turn out to have been used: one for each stream of a few.
 const EXPECTED: usize = 8;
+
+/// A tier that has not been reported.
+const UNKNOWN: TierState = TierState::empty(LatencyClass::Device);
 
 /// Where the last windows of the program's streams end. A fault there shows that the window was
 /// used.
@@ -544,23 +548,8 @@ impl<L: Ledger> Engine<L> {
             self.stats.pages_swapped_in += 1;
             self.stats.prefetched += u64::from(!item.demanded);
             let distance = item.demanded.then(|| self.distance(item));
-            let arrival = match distance {
-                Some(distance) => {
-                    if item.tier != TierId::FILL {
-                        self.place.refaulted(distance);
-                        if let Some(rank) = self.rank_of(item.tier) {
-                            self.place.came_back(item.no, TierId(rank as u8));
-                        }
-                    }
-                    Arrival::SwapIn { distance }
-                }
-                None => {
-                    if item.tier != TierId::FILL {
-                        self.place.came_along(item.no);
-                    }
-                    Arrival::Prefetch
-                }
-            };
+            let swapped_in = |distance| Arrival::SwapIn { distance };
+            let arrival = distance.map_or(Arrival::Prefetch, swapped_in);
             (arrival, self.keep_or_release(item, entry, anew, distance))
         };
         self.table.set(item.no, resident);
@@ -596,8 +585,18 @@ impl<L: Ledger> Engine<L> {
             return anew;
         }
         let at = item.tier.0 as usize;
+        let known = self.tiers.get(at);
+        let page = |rank| Loaded {
+            no: item.no,
+            from: TierId(rank as u8),
+            tier: known.unwrap_or(&UNKNOWN),
+            distance,
+            waited: item.demanded.into(),
+        };
+        let from = self.ranks.iter().position(|tier| *tier == item.tier);
+        let keeps = from.is_none_or(|rank| self.place.loaded(page(rank)));
         let kept = if self.config.retain.get(at) == Some(&true) {
-            (self.tiers.get(at)).is_none_or(|tier| self.place.keeps(item.no, distance, tier))
+            keeps || known.is_none()
         } else {
             self.retains_ahead(item)
         };

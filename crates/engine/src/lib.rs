@@ -52,7 +52,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use undercroft_base::{Bytes, PageCount, PageNo, Slot, SpaceId, Stamp, ThreadId, TierId, VirtPage};
-use undercroft_policy::place::{LatencyClass, Place, TIERS_MAX, TierState, waterfall::Waterfall};
+use undercroft_policy::place::{
+    LatencyClass, Place, Shown, TIERS_MAX, TierState, waterfall::Waterfall,
+};
 use undercroft_policy::prefetch::Prefetch;
 use undercroft_policy::reclaim::Reclaim;
 
@@ -139,6 +141,8 @@ pub struct Engine<L> {
     place: Box<dyn Place>,
     /// Pages to load together, if the placement policy links pages.
     linked: Option<Vec<PageNo>>,
+    /// The placement policy moves groups of pages.
+    moves_groups: bool,
     /// The placement policy's part of the limit that is kept free.
     reserve_part: u64,
     /// The tiers as last reported, by number.
@@ -240,7 +244,7 @@ impl<L: Ledger> Engine<L> {
     pub fn new(
         ledger: L,
         reclaim: Box<dyn Reclaim>,
-        prefetch: Box<dyn Prefetch>,
+        prefetch: Option<Box<dyn Prefetch>>,
         config: Config,
     ) -> Engine<L> {
         Engine::over(
@@ -254,7 +258,7 @@ impl<L: Ledger> Engine<L> {
     fn over(
         table: page_table::PageTable<L>,
         reclaim: Box<dyn Reclaim>,
-        prefetch: Box<dyn Prefetch>,
+        prefetch: Option<Box<dyn Prefetch>>,
         config: Config,
     ) -> Engine<L> {
         let config = Config {
@@ -264,10 +268,11 @@ impl<L: Ledger> Engine<L> {
         Engine {
             table,
             reclaim,
-            prefetch: (!prefetch.is_none()).then_some(prefetch),
+            prefetch,
             place: Box::new(Waterfall),
             linked: None,
-            reserve_part: Waterfall.reserve_part(),
+            moves_groups: false,
+            reserve_part: Shown::default().reserve_part,
             tiers: Vec::with_capacity(TIERS_MAX),
             ranks: (0..config.demotes.len())
                 .map(|at| TierId(at as u8))
@@ -309,8 +314,9 @@ impl<L: Ledger> Engine<L> {
 
     /// Has `place` decide which tier keeps a page, in place of `waterfall`. Before the first page.
     pub fn set_place(&mut self, place: Box<dyn Place>) {
-        self.linked = place.links_pages().then(Vec::new);
-        self.reserve_part = place.reserve_part();
+        let shown = place.shown(0);
+        self.linked = shown.links_pages.then(Vec::new);
+        (self.moves_groups, self.reserve_part) = (shown.moves_groups, shown.reserve_part);
         self.place = place;
     }
 

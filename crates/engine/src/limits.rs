@@ -45,7 +45,7 @@ pub const RETAIN_AHEAD_PERCENT: u128 = 65;
 /// Pages of room kept below the limit, so that the fault path finds room without waiting for
 /// reclaim. docs/design/0040 has what it costs a program that just fits.
 ///
-/// * `part`: one in this many pages ([`place::Place::reserve_part`]).
+/// * `part`: one in this many pages ([`place::Shown::reserve_part`]).
 pub fn reserve(limit: PageCount, part: u64) -> PageCount {
     PageCount((limit.0 / part).clamp(32, 2048).min(limit.0 / 4))
 }

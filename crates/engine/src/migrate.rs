@@ -7,9 +7,7 @@ use undercroft_base::{
     Bytes, Entry, Flags, Nanos, PageCount, PageNo, PageSize, PageState, Slot, Stamp, TierId,
 };
 
-use undercroft_policy::place::{
-    GroupMove, LatencyClass, Migration, PageFacts, Temperatures, TierOrder, TierState,
-};
+use undercroft_policy::place::{Ask, Event, LatencyClass, Migration, TierOrder, TierState};
 
 use crate::ages::Oldest;
 use crate::batch::BatchIndex;
@@ -155,7 +153,8 @@ impl<L: Ledger> Migrations<'_, L> {
     pub fn wanted(&mut self, mover: Mover) -> Option<Migration> {
         let limit = self.engine.config.limit;
         self.ask_of(|tier| (tier.latency == LatencyClass::Device) == (mover == Mover::Background));
-        let asked = self.engine.place.migrate(limit, &self.engine.asked_of);
+        let place = &mut self.engine.place;
+        let asked = place.next_move(Ask::Oldest(limit), &self.engine.asked_of);
         let asked = self.by_number(self.among_equals(asked?)?);
         if self.engine.is_closed(asked.to) {
             return None;
@@ -169,13 +168,12 @@ impl<L: Ledger> Migrations<'_, L> {
     /// The move with the next slower tier of the same page size, if the policy named one of
     /// another. `None`: there is none. Policies do not know of sizes.
     fn among_equals(&self, asked: Migration) -> Option<Migration> {
-        let size = |rank: usize| self.engine.ranked.get(rank).map(|tier| tier.page);
-        let (from, to) = (usize::from(asked.from.0), usize::from(asked.to.0));
-        if size(from) == size(to) {
+        let fits = |rank: &TierId| self.size_at(*rank) == self.size_at(asked.from);
+        if fits(&asked.to) {
             return Some(asked);
         }
-        let mut below = from + 1..self.engine.ranks.len();
-        let to = TierId(below.find(|rank| size(*rank) == size(from))? as u8);
+        let mut below = (asked.from.0 + 1..self.engine.ranks.len() as u8).map(TierId);
+        let to = below.find(fits)?;
         Some(Migration { to, ..asked })
     }
 
@@ -314,7 +312,7 @@ impl<L: Ledger> Migrations<'_, L> {
 
     /// Whether the policy moves groups: then [`Migrations::next_group`] is to be asked.
     pub fn moves_groups(&self) -> bool {
-        self.engine.place.moves_groups()
+        self.engine.moves_groups
     }
 
     /// Whether `tier` is faster than `other`. False if one of them is not in use.
@@ -323,19 +321,9 @@ impl<L: Ledger> Migrations<'_, L> {
         matches!(ranks, (Some(tier), Some(other)) if tier < other)
     }
 
-    /// Has the placement policy choose faster tiers: see `Place::set_shift`.
+    /// Has the placement policy choose faster tiers: see [`Event::Shift`].
     pub fn set_shift(&mut self, shift: f64) {
-        self.engine.place.set_shift(shift);
-    }
-
-    /// How many slabs of a part have which temperature: see `Place::temperatures`.
-    pub fn temperatures(&self, part: usize) -> Option<Temperatures> {
-        self.engine.place.temperatures(part)
-    }
-
-    /// The least shift that leaves nothing for a slower tier: see `Place::shift_of_all`.
-    pub fn shift_of_all(&self) -> Option<f64> {
-        self.engine.place.shift_of_all()
+        self.engine.place.heard(Event::Shift(shift));
     }
 
     /// The next group to move in the background. Appends those of its pages that move to `out`:
@@ -349,7 +337,7 @@ impl<L: Ledger> Migrations<'_, L> {
         now: Nanos,
         pages: &mut Vec<PageNo>,
         out: &mut Vec<DemoteItem>,
-    ) -> Option<GroupMove> {
+    ) -> Option<Migration> {
         let asked = self.group_wanted(now, pages)?;
         let first = self.engine.ranked.first().map(|first| first.latency);
         let spares = self.engine.turned.zip(first);
@@ -360,26 +348,23 @@ impl<L: Ledger> Migrations<'_, L> {
         Some(asked)
     }
 
-    fn group_wanted(&mut self, now: Nanos, pages: &mut Vec<PageNo>) -> Option<GroupMove> {
+    fn group_wanted(&mut self, now: Nanos, pages: &mut Vec<PageNo>) -> Option<Migration> {
+        if !self.engine.moves_groups {
+            return None;
+        }
         self.ask_of(|_| true);
         pages.clear();
-        let asked_of = &self.engine.asked_of;
-        let asked = self.engine.place.group_to_move(now, asked_of, pages);
-        let number = |rank: TierId| self.engine.ranks.get(usize::from(rank.0)).copied();
-        let size = |rank: TierId| {
-            self.engine
-                .ranked
-                .get(usize::from(rank.0))
-                .map(|at| at.page)
-        };
-        let asked = asked.filter(|asked| size(asked.from) == size(asked.to));
-        let asked = asked.and_then(|asked| {
-            Some(GroupMove {
-                from: number(asked.from)?,
-                to: number(asked.to)?,
-            })
-        });
-        asked.filter(|asked| !self.engine.is_closed(asked.to))
+        let ask = Ask::Group(now, pages);
+        let asked = self.engine.place.next_move(ask, &self.engine.asked_of)?;
+        let alike = self.size_at(asked.from) == self.size_at(asked.to);
+        let asked = alike.then(|| self.by_number(asked))?;
+        (!self.engine.is_closed(asked.to)).then_some(asked)
+    }
+
+    /// Size of the pages of the tier at this rank.
+    fn size_at(&self, rank: TierId) -> Option<PageSize> {
+        let state = self.engine.ranked.get(usize::from(rank.0));
+        state.map(|tier| tier.page)
     }
 
     /// Appends those of `pages` that are in the tier `from`, in their order, without those that are
@@ -497,7 +482,7 @@ impl<L: Ledger> Evictions<'_, L> {
         let size = self.engine.batch.pages[at].item.size;
         let engine = &mut *self.engine;
         let order = match page {
-            Some(no) => engine.place.order(PageFacts { no }, &engine.ranked),
+            Some(no) => engine.place.order(no, &engine.ranked),
             None => TierOrder::downwards(engine.ranks.len()), // its number may be another page's
         };
         if engine.closed == 0 && engine.in_order && engine.table.large() == 0 {

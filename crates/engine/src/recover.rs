@@ -141,7 +141,7 @@ impl<L: Ledger> Engine<L> {
     pub fn recover(
         ledger: L,
         reclaim: Box<dyn Reclaim>,
-        prefetch: Box<dyn Prefetch>,
+        prefetch: Option<Box<dyn Prefetch>>,
         config: Config,
         spaces: &[(SpaceId, PageSize)],
     ) -> Result<(Engine<L>, Claims), LedgerError> {

@@ -2,6 +2,7 @@
 
 use undercroft_base::{Entry, Flags, PageNo, PageState, SpaceId, VirtPage};
 use undercroft_policy::mrc::What;
+use undercroft_policy::place::Event;
 
 use crate::ledger::Ledger;
 use crate::{LedgerFull, PageEvent, Uses};
@@ -25,7 +26,7 @@ impl<L: Ledger> Uses<'_, L> {
         if resident && entry.flags.has(Flags::PREFETCHED) {
             let flags = entry.flags.without(Flags::PREFETCHED);
             self.engine.table.set(no, Entry { flags, ..entry });
-            self.engine.place.first_used(no);
+            self.engine.place.heard(Event::FirstUsed(no));
         }
         // The frame of an inherited page is charged to a relative, so the policy does not know it.
         if resident && !entry.flags.has(Flags::INHERITED) && self.engine.is_listed(no) {

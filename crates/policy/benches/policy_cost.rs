@@ -94,7 +94,7 @@ fn fault(page: u64, thread: u32) -> FaultSeen {
 /// ns per fault of `streams` scans by `threads` threads.
 fn scan_cost(name: &str, streams: u64, threads: u32) -> f64 {
     fastest(|| {
-        let Ok(mut prefetch) = prefetch::by_name(name) else {
+        let Ok(Some(mut prefetch)) = prefetch::by_name(name) else {
             return 1;
         };
         let mut at: Vec<u64> = (1..=streams).map(|stream| stream << 20).collect();
@@ -111,7 +111,7 @@ fn scan_cost(name: &str, streams: u64, threads: u32) -> f64 {
 /// * `stored`: the pages around are stored, so the policy is also asked which of them come along.
 fn random_cost(name: &str, stored: bool, random: &mut Random) -> f64 {
     fastest(|| {
-        let Ok(mut prefetch) = prefetch::by_name(name) else {
+        let Ok(Some(mut prefetch)) = prefetch::by_name(name) else {
             return 1;
         };
         for arrivals in 0..u64::from(FAULTS) {

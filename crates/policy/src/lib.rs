@@ -4,17 +4,44 @@
 //! Level 1: sees ids and counters only. No clock, no I/O, no bytes; the same code runs live and
 //! simulated.
 
-/// Defines the type of the names of one kind of policy. A value has been parsed: the module's
-/// `by_name` makes a policy of it.
-macro_rules! policy_name {
-    ($(#[$docs:meta])* $name:ident makes $policy:ident) => {
+/// The one list of the policies of a kind: their names, the first of which is the default, and
+/// what makes each without history. Some take a size after a colon as well: `or`.
+macro_rules! policies {
+    (
+        $(#[$docs:meta])* $name:ident makes $policy:ty, $kind:literal;
+        $($text:literal => $make:expr $(, or $size:pat => $sized:expr)?;)+
+    ) => {
+        /// The names of the policies; the first is the default.
+        pub const NAMES: &[&str] = &[$($text),+];
+
+        /// Makes a policy without history.
+        ///
+        /// Errors: an unknown name, or a size that it cannot have; the message lists the names.
+        pub fn by_name(name: &str) -> Result<$policy, crate::UnknownPolicy> {
+            let (stem, size) = match name.split_once(':') {
+                Some((stem, size)) => (stem, Some(size.parse::<u32>())),
+                None => (name, None),
+            };
+            match (stem, size) {
+                $(
+                    ($text, None) => Ok($make),
+                    $(($text, Some(Ok($size))) => Ok($sized),)?
+                )+
+                _ => Err(crate::UnknownPolicy {
+                    kind: $kind,
+                    name: name.to_owned(),
+                    valid: NAMES,
+                }),
+            }
+        }
+
         $(#[$docs])*
         #[derive(Clone, Debug, PartialEq, Eq)]
         pub struct $name(String);
 
         impl $name {
             /// Makes the policy, without history.
-            pub fn make(&self) -> Box<dyn $policy> {
+            pub fn make(&self) -> $policy {
                 by_name(&self.0).unwrap_or_else(|error| panic!("parsed before: {error}"))
             }
         }
@@ -59,14 +86,6 @@ pub struct UnknownPolicy {
 }
 
 impl UnknownPolicy {
-    fn new(kind: &'static str, name: &str, valid: &'static [&'static str]) -> UnknownPolicy {
-        UnknownPolicy {
-            kind,
-            name: name.to_owned(),
-            valid,
-        }
-    }
-
     /// The names that would have been right.
     pub fn valid(&self) -> &'static [&'static str] {
         self.valid

@@ -7,11 +7,9 @@
 
 use std::fmt;
 
-use undercroft_base::{Bytes, Nanos, PageCount, PageNo, TierId};
+use undercroft_base::{PageNo, TierId};
 use undercroft_policy::place::locality::Locality;
-use undercroft_policy::place::{
-    GroupMove, Leaving, Migration, PageFacts, Place, TierOrder, TierState,
-};
+use undercroft_policy::place::{Ask, Event, Loaded, Migration, Place, Shown, TierOrder, TierState};
 
 /// The kernel's choice of a swap device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,9 +62,9 @@ struct Swap {
 }
 
 impl Place for Swap {
-    fn order(&mut self, page: PageFacts, tiers: &[TierState]) -> TierOrder {
+    fn order(&mut self, no: PageNo, tiers: &[TierState]) -> TierOrder {
         if let Some(beside) = &mut self.beside {
-            beside.order(page, tiers);
+            beside.order(no, tiers);
         }
         if self.kind == KernelSwap::Priority {
             return TierOrder::downwards(tiers.len());
@@ -79,52 +77,18 @@ impl Place for Swap {
         order
     }
 
-    fn migrate(&mut self, _: Bytes, _: &[TierState]) -> Option<Migration> {
+    fn loaded(&mut self, page: Loaded<'_>) -> bool {
+        if let Some(beside) = &mut self.beside {
+            beside.loaded(page);
+        }
+        true
+    }
+
+    fn next_move(&mut self, ask: Ask<'_>, tiers: &[TierState]) -> Option<Migration> {
+        if let (Ask::Group(now, _), Some(beside)) = (ask, &mut self.beside) {
+            beside.next_move(Ask::Group(now, &mut self.unread), tiers);
+        }
         None
-    }
-
-    fn moves_groups(&self) -> bool {
-        self.beside.is_some()
-    }
-
-    fn group_to_move(
-        &mut self,
-        now: Nanos,
-        tiers: &[TierState],
-        pages: &mut Vec<PageNo>,
-    ) -> Option<GroupMove> {
-        let beside = self.beside.as_mut()?;
-        beside.group_to_move(now, tiers, pages);
-        pages.clear();
-        None
-    }
-
-    fn came_back(&mut self, no: PageNo, tier: TierId) {
-        if let Some(beside) = &mut self.beside {
-            beside.came_back(no, tier);
-        }
-    }
-
-    fn came_along(&mut self, no: PageNo) {
-        if let Some(beside) = &mut self.beside {
-            beside.came_along(no);
-        }
-    }
-
-    fn first_used(&mut self, no: PageNo) {
-        if let Some(beside) = &mut self.beside {
-            beside.first_used(no);
-        }
-    }
-
-    fn leaving(&mut self, pages: &[Leaving], tiers: &[TierState]) {
-        if let Some(beside) = &mut self.beside {
-            beside.leaving(pages, tiers);
-        }
-    }
-
-    fn links_pages(&self) -> bool {
-        self.beside.is_some()
     }
 
     fn together(&mut self, no: PageNo, _: &mut Vec<PageNo>) {
@@ -134,12 +98,18 @@ impl Place for Swap {
         }
     }
 
-    fn keeps(&self, _: PageNo, _: Option<PageCount>, _: &TierState) -> bool {
-        true
+    fn heard(&mut self, event: Event<'_>) {
+        if let Some(beside) = &mut self.beside {
+            beside.heard(event);
+        }
     }
 
-    fn name(&self) -> &'static str {
-        self.kind.text()
+    fn shown(&self, _: usize) -> Shown {
+        Shown {
+            moves_groups: self.beside.is_some(),
+            links_pages: self.beside.is_some(),
+            ..Shown::default()
+        }
     }
 }
 
@@ -152,7 +122,7 @@ mod tests {
         let tiers = [TierState::empty(LatencyClass::Device); 2];
         let mut rule = kind.make();
         let mut one = |no| {
-            let order = rule.order(PageFacts { no: PageNo(no) }, &tiers);
+            let order = rule.order(PageNo(no), &tiers);
             order.iter().map(|tier| tier.0).collect()
         };
         (0..3).map(&mut one).collect()

@@ -148,7 +148,7 @@ fn metadata_is_the_ledger_and_what_the_policy_holds() {
         one.access(page.into(), false);
         policy.insert(PageNo(page), Arrival::FirstTouch);
     }
-    let least = 512 * 8 + policy.metadata_bytes().0;
+    let least = 512 * 8 + policy.shown().metadata.0;
     let metadata = one.engine.books().metadata_bytes();
     assert!((least..least + 512).contains(&metadata), "{metadata}");
 }

@@ -30,10 +30,6 @@ impl Prefetch for All {
             used: 0,
         }
     }
-
-    fn name(&self) -> &'static str {
-        "all"
-    }
 }
 
 /// Pages 0 to 99 are out of memory: the even ones on a device, the odd ones in a pool, and 44 is
@@ -53,8 +49,13 @@ impl Half {
             room: Room::Ahead,
         };
         let asked = Arc::new(AtomicU32::new(0));
-        let prefetch = Box::new(All(asked.clone()));
-        let mut engine = Engine::new(VecLedger::new(2), Box::new(Lru::new()), prefetch, config);
+        let prefetch: Box<dyn Prefetch> = Box::new(All(asked.clone()));
+        let mut engine = Engine::new(
+            VecLedger::new(2),
+            Box::new(Lru::new()),
+            Some(prefetch),
+            config,
+        );
         let space = engine.layout().add_space();
         for start in [0, 200] {
             let range = VirtRange::new(VirtPage(start), VirtPage(start + 100));

@@ -3,10 +3,10 @@
 
 use std::sync::{Arc, Mutex};
 
-use undercroft_base::{Bytes, PageCount, PageNo, Slot, TierId, VirtPage, VirtRange};
+use undercroft_base::{PageCount, PageNo, Slot, TierId, VirtPage, VirtRange};
 use undercroft_engine::{Engine, Outcome, Taken, VecLedger};
 use undercroft_policy::reclaim::lru::Lru;
-use undercroft_policy::reclaim::{Arrival, Reclaim, Verdict};
+use undercroft_policy::reclaim::{Arrival, Reclaim, Shown, Verdict};
 
 use crate::common;
 
@@ -37,16 +37,8 @@ impl Reclaim for Noting {
         self.0.select(want, scan_max, verdict, out);
     }
 
-    fn len(&self) -> PageCount {
-        self.0.len()
-    }
-
-    fn metadata_bytes(&self) -> Bytes {
-        self.0.metadata_bytes()
-    }
-
-    fn name(&self) -> &'static str {
-        "noting"
+    fn shown(&self) -> Shown {
+        self.0.shown()
     }
 }
 

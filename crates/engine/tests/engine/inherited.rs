@@ -8,7 +8,7 @@ use undercroft_base::{
 use undercroft_engine::{
     Config, Engine, Fault, FaultAnswer, Install, LoadPlan, Outcome, Room, Taken, VecLedger,
 };
-use undercroft_policy::reclaim::{Arrival, Reclaim, Verdict, by_name};
+use undercroft_policy::reclaim::{Arrival, Reclaim, Shown, Verdict, by_name};
 
 /// Knows what was inserted, and panics when any other page is touched.
 #[derive(Default)]
@@ -36,16 +36,12 @@ impl Reclaim for Strict {
     ) {
     }
 
-    fn len(&self) -> PageCount {
-        PageCount(self.0.len() as u64)
-    }
-
-    fn metadata_bytes(&self) -> Bytes {
-        Bytes(0)
-    }
-
-    fn name(&self) -> &'static str {
-        "strict"
+    fn shown(&self) -> Shown {
+        Shown {
+            len: PageCount(self.0.len() as u64),
+            metadata: Bytes(0),
+            choice: None,
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use undercroft_base::{
     BASE_PAGE_BYTES, Bytes, PageNo, PageState, Slot, SpaceId, TierId, VirtPage, VirtRange,
 };
 use undercroft_engine::{Config, DemoteItem, Engine, Mover, Outcome, Room, Taken, VecLedger};
-use undercroft_policy::place::{LatencyClass, Migration, PageFacts, Place, TierOrder, TierState};
+use undercroft_policy::place::{Ask, LatencyClass, Migration, Place, TierOrder, TierState};
 use undercroft_policy::reclaim::lru::Lru;
 
 const FAST: TierId = TierId(0);
@@ -234,17 +234,13 @@ fn ages_are_noted_of_pages_that_are_in_a_tier_already() {
 struct Asked(Arc<Mutex<Vec<PageNo>>>);
 
 impl Place for Asked {
-    fn order(&mut self, page: PageFacts, tiers: &[TierState]) -> TierOrder {
-        self.0.lock().expect("one thread").push(page.no);
+    fn order(&mut self, no: PageNo, tiers: &[TierState]) -> TierOrder {
+        self.0.lock().expect("one thread").push(no);
         TierOrder::downwards(tiers.len())
     }
 
-    fn migrate(&mut self, _: Bytes, _: &[TierState]) -> Option<Migration> {
+    fn next_move(&mut self, _: Ask<'_>, _: &[TierState]) -> Option<Migration> {
         None
-    }
-
-    fn name(&self) -> &'static str {
-        "asked"
     }
 }
 

@@ -28,7 +28,7 @@ struct State {
 /// Pages that are free below a limit, on average: reclaim begins when the reserve is used, and ends
 /// at one and a half. Half of the pages that may wait to be written do.
 ///
-/// * `part`: one in this many pages is the reserve (`Place::reserve_part`).
+/// * `part`: one in this many pages is the reserve (`Shown::reserve_part`).
 fn free_below(limit: PageCount, part: u64) -> PageCount {
     const WAITING_MAX: u64 = 256; // 1 MiB
     const WAITING_FROM: u64 = 8192; // 32 MiB
@@ -42,7 +42,7 @@ fn free_below(limit: PageCount, part: u64) -> PageCount {
 impl Follower {
     /// For a client with this limit, before its first page.
     pub(crate) fn new(reclaim: &ReclaimName, place: &PlacementName, limit: PageCount) -> Follower {
-        let part = place.make().reserve_part();
+        let part = place.make().shown(0).reserve_part;
         let free = move |limit| free_below(limit, part);
         Follower {
             state: Mutex::new(State {

@@ -110,9 +110,9 @@ impl Control {
         }
         bound.window_since = Instant::now();
         let mut engine = self.shared.books.engine();
-        let mut migrations = engine.migrations();
-        let told = bound.end_window(now, waited, migrations.shift_of_all());
-        migrations.set_shift(bound.control.asked());
+        let all = engine.books().placement(0).shift_of_all;
+        let told = bound.end_window(now, waited, all);
+        engine.migrations().set_shift(bound.control.asked());
         if let Some(told) = told {
             warn(&told);
         }

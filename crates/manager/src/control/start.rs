@@ -387,7 +387,7 @@ fn recover(
     let (tiers, slots) = tiers::recover(options, memories.tiers, &ledger.key())?;
     let latencies: Vec<_> = tiers.iter().map(MeteredTier::latency).collect();
     let config = Config::for_tiers(options.memory_max, Room::Ahead, &latencies);
-    let prefetch = FirstTouches::beside(options.prefetch.make());
+    let prefetch = FirstTouches::beside(&options.prefetch);
     let reclaim = options.reclaim.make();
     let spaces = inheritance.spaces();
     let sizes: Vec<_> = spaces
@@ -416,7 +416,7 @@ fn begin(
     let tiers = tiers::build(options, memories.tiers, &memories.ledger.key())?;
     let latencies: Vec<_> = tiers.iter().map(MeteredTier::latency).collect();
     let config = Config::for_tiers(options.memory_max, Room::Ahead, &latencies);
-    let prefetch = FirstTouches::beside(options.prefetch.make());
+    let prefetch = FirstTouches::beside(&options.prefetch);
     let mut engine = Engine::new(memories.ledger, options.reclaim.make(), prefetch, config);
     if let Some(first) = launch.first_space {
         engine.number_spaces(first, u32::MAX);

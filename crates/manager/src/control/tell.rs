@@ -125,7 +125,7 @@ fn use_of(metered: &MeteredTier) -> TierUse {
 
 /// The temperatures of all slabs. Between parts, faults have the engine.
 fn slabs(shared: &Shared) -> Option<Slabs> {
-    let part = |part| shared.books.engine().migrations().temperatures(part);
+    let part = |part| shared.books.engine().books().placement(part).temperatures;
     let mut all: Option<Slabs> = None;
     for some in (0..).map_while(part) {
         all.get_or_insert_default().add(some);
@@ -348,7 +348,11 @@ impl Control {
         let (choice, share, wished) = {
             let engine = self.shared.books.engine();
             let books = engine.books();
-            (books.reclaim_choice(), books.share(), books.stats().wished)
+            (
+                books.reclaim_choice(),
+                books.placement(0).share,
+                books.stats().wished,
+            )
         };
         Policies {
             reclaim: self.launch.options.reclaim.to_string(),

@@ -9,7 +9,7 @@ use undercroft_base::{BASE_PAGE_BYTES, Bytes, PageCount, PageNo, TierId};
 
 use crate::place::waterfall::Waterfall;
 use crate::place::worth::Worth;
-use crate::place::{LatencyClass, PageFacts, Place, PlacementName, TIERS_MAX, TierState};
+use crate::place::{Ask, LatencyClass, Loaded, Place, PlacementName, TIERS_MAX, TierState};
 
 /// Copies in a page of DRAM, until there are enough to measure it.
 const RATIO_FIRST: f64 = 2.5;
@@ -244,10 +244,9 @@ impl Away {
             return self.tiers.pool.is_none();
         }
         let (states, count) = self.states();
-        let facts = PageFacts { no: page };
         let mut goes_below = false;
         for _ in 0..self.one_in {
-            let order = self.place.order(facts, &states[..count]);
+            let order = self.place.order(page, &states[..count]);
             goes_below = order.get(0) != Some(TierId(0));
         }
         goes_below
@@ -257,8 +256,8 @@ impl Away {
     fn migrate(&mut self, word: &impl Fn(PageNo) -> u32) {
         for _ in 0..MIGRATIONS {
             let (states, count) = self.states();
-            let limit = self.limit.bytes();
-            let Some(migration) = self.place.migrate(limit, &states[..count]) else {
+            let ask = Ask::Oldest(self.limit.bytes());
+            let Some(migration) = self.place.next_move(ask, &states[..count]) else {
                 return;
             };
             self.owed += migration.pages.0 as f64 / self.one_in as f64;
@@ -286,18 +285,24 @@ impl Away {
     /// faults for which a thread waited; `None`: it was dropped.
     pub(super) fn back(&mut self, page: PageNo, came: Option<(PageCount, u64)>) {
         let at = self.resize(page);
-        if std::mem::take(&mut self.pooled[at]) {
-            self.in_pool -= 1;
-        } else if let Some((distance, _)) = came {
-            let (states, count) = self.states();
-            self.retained[at] =
-                count > 0 && self.place.keeps(page, Some(distance), &states[count - 1]);
+        let was_pooled = std::mem::take(&mut self.pooled[at]);
+        self.in_pool -= u64::from(was_pooled);
+        let Some((distance, waited)) = came else {
+            return;
+        };
+        let (states, count) = self.states();
+        if count == 0 {
+            return;
         }
-        if let (true, Some((distance, waited))) = (self.splits(), came) {
-            for _ in 0..waited {
-                self.place.refaulted(distance);
-            }
-        }
+        let from = if was_pooled { 0 } else { count - 1 };
+        let keeps = self.place.loaded(Loaded {
+            no: page,
+            from: TierId(from as u8),
+            tier: &states[from],
+            distance: Some(distance),
+            waited: if self.splits() { waited } else { 0 },
+        });
+        self.retained[at] = keeps && !was_pooled;
     }
 
     /// Page `page`, which is in memory, was dropped.

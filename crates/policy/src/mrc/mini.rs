@@ -157,8 +157,8 @@ impl Mini {
 
     fn evict(&mut self) {
         // A policy looks at a bounded number of pages a call, so a call may name none.
-        let mut calls = 2 + self.policy.len().0 / LOOKS as u64;
-        while self.policy.len().0 > self.room() && calls > 0 {
+        let mut calls = 2 + self.policy.shown().len.0 / LOOKS as u64;
+        while self.policy.shown().len.0 > self.room() && calls > 0 {
             self.victims.clear();
             let mut take = |_| Verdict::Take;
             self.policy.select(1, LOOKS, &mut take, &mut self.victims);
@@ -184,7 +184,7 @@ impl Mini {
     /// Followed pages in memory.
     #[cfg(test)]
     pub(super) fn here(&self) -> u64 {
-        self.policy.len().0
+        self.policy.shown().len.0
     }
 
     /// Faults that read, of all pages.
@@ -204,6 +204,6 @@ impl Mini {
 
     pub(super) fn metadata_bytes(&self) -> u64 {
         let pages = (self.pages.capacity() * size_of::<u32>()) as u64;
-        self.policy.metadata_bytes().0 + self.away.metadata_bytes() + pages
+        self.policy.shown().metadata.0 + self.away.metadata_bytes() + pages
     }
 }

@@ -132,15 +132,13 @@ fn dropped_page_makes_room_and_is_no_fault_when_it_is_new_again() {
 /// A pool of at most half of a limit of `limit` pages, four copies in a page of it.
 fn pool(limit: u64, latency: LatencyClass) -> TierState {
     TierState {
-        page: undercroft_base::PageSize::Base,
         capacity: PageCount(limit / 2).bytes(),
-        held: Bytes(0),
         dram: PageCount(256).bytes(),
         copies: PageCount(1024),
         packed: PageCount(256).bytes(),
         load_ns: 3_000,
-        latency,
         demotes: true,
+        ..TierState::empty(latency)
     }
 }
 

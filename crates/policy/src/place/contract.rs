@@ -4,8 +4,8 @@ use proptest::prelude::*;
 use undercroft_base::{Bytes, Nanos, PageCount, PageNo, TierId};
 
 use super::{
-    BATCH_PAGES, LatencyClass, Leaving, MIGRATE_PAGES_MAX, NAMES, PageFacts, Place, TIERS_MAX,
-    TierState, by_name,
+    Ask, BATCH_PAGES, Event, LatencyClass, Leaving, Loaded, MIGRATE_PAGES_MAX, NAMES, Place,
+    TIERS_MAX, TierState, by_name,
 };
 use undercroft_seeded::Random;
 
@@ -40,7 +40,7 @@ fn check(
     place: &mut dyn Place,
     limit: Bytes,
     tiers: &[TierState],
-    page: PageFacts,
+    page: PageNo,
 ) -> Result<(), TestCaseError> {
     let order = place.order(page, tiers);
     let mut seen = [false; TIERS_MAX];
@@ -49,7 +49,7 @@ fn check(
         prop_assert!(!std::mem::replace(&mut seen[tier], true), "a tier twice");
     }
     prop_assert_eq!(tiers.is_empty(), order.get(0).is_none(), "no tier is tried");
-    if let Some(migration) = place.migrate(limit, tiers) {
+    if let Some(migration) = place.next_move(Ask::Oldest(limit), tiers) {
         let (from, to) = (usize::from(migration.from.0), usize::from(migration.to.0));
         prop_assert!(from < tiers.len() && to < tiers.len() && from != to);
         prop_assert!(tiers[from].demotes, "pages of this tier cannot move on");
@@ -67,20 +67,42 @@ fn check_groups(
 ) -> Result<(), TestCaseError> {
     for asked in 0.. {
         let mut pages = Vec::new();
-        let Some(group) = place.group_to_move(now, tiers, &mut pages) else {
+        let Some(group) = place.next_move(Ask::Group(now, &mut pages), tiers) else {
             break;
         };
-        prop_assert!(place.moves_groups(), "it would not be asked");
         let (from, to) = (usize::from(group.from.0), usize::from(group.to.0));
         prop_assert!(from < tiers.len() && to < tiers.len() && from != to);
         let named = pages.len();
         prop_assert!((1..=MIGRATE_PAGES_MAX).contains(&(named as u64)));
+        prop_assert_eq!(group.pages, PageCount(named as u64));
         pages.sort_unstable();
         pages.dedup();
         prop_assert_eq!(pages.len(), named, "a page is named twice");
         prop_assert!(asked < 10_000, "there is no end");
     }
     Ok(())
+}
+
+/// The page came from a tier, if there is one.
+fn loaded(
+    place: &mut dyn Place,
+    no: PageNo,
+    random: &mut Random,
+    tiers: &[TierState],
+    waited: u64,
+) {
+    let from = random.below(tiers.len().max(1) as u64) as usize;
+    let bits = random.below(24);
+    let distance = (waited > 0).then(|| PageCount(random.below(1 << bits)));
+    if let Some(tier) = tiers.get(from) {
+        place.loaded(Loaded {
+            no,
+            from: TierId(from as u8),
+            tier,
+            distance,
+            waited,
+        });
+    }
 }
 
 /// Pages that are loaded together left together, and no page is named twice.
@@ -99,9 +121,9 @@ fn check_links(
         })
         .collect();
     for page in &leaving {
-        place.came_back(page.no, TierId(0));
+        loaded(place, page.no, random, tiers, 1);
     }
-    place.leaving(&leaving, tiers);
+    place.heard(Event::Leaving(&leaving, tiers));
     for page in &leaving {
         let mut together = Vec::new();
         place.together(page.no, &mut together);
@@ -115,7 +137,7 @@ fn check_links(
         together.dedup();
         prop_assert_eq!(together.len(), named, "a page is named twice");
         if random.below(2) == 0 {
-            place.came_along(page.no);
+            loaded(place, page.no, random, tiers, 0);
         }
     }
     Ok(())
@@ -127,26 +149,25 @@ proptest! {
     fn every_placement_names_tiers_that_are_there_once_and_relieves_what_may_be(seed: u64, count in 0..=TIERS_MAX) {
         for name in NAMES {
             let mut place = by_name(name).expect("a known policy");
-            prop_assert!(place.reserve_part() > 0);
+            let shown = place.shown(0);
+            prop_assert!(shown.reserve_part > 0);
             let mut random = Random::new(seed);
             for no in 0..200 {
                 let tiers: Vec<TierState> = (0..count).map(|_| tier(&mut random)).collect();
                 for _ in 0..random.below(20) {
-                    let bits = random.below(24);
-                    place.refaulted(PageCount(random.below(1 << bits)));
+                    let page = PageNo(random.below(1 << 20) as u32);
+                    loaded(place.as_mut(), page, &mut random, &tiers, 1);
                 }
                 let bits = random.below(40);
                 let limit = Bytes(random.below(1 << bits));
-                if place.links_pages() {
+                if shown.links_pages {
                     check_links(place.as_mut(), &mut random, &tiers)?;
                 }
-                check(place.as_mut(), limit, &tiers, PageFacts { no: PageNo(no) })?;
-                if !tiers.is_empty() && random.below(2) == 0 {
-                    let tier = TierId(random.below(tiers.len() as u64) as u8);
-                    place.came_back(PageNo(random.below(1 << 20) as u32), tier);
-                }
+                check(place.as_mut(), limit, &tiers, PageNo(no))?;
                 let now = Nanos(u64::from(no) * 1_000_000_000 * random.below(3));
-                check_groups(place.as_mut(), now, &tiers)?;
+                if shown.moves_groups {
+                    check_groups(place.as_mut(), now, &tiers)?;
+                }
             }
         }
     }
@@ -158,7 +179,6 @@ proptest! {
 fn every_placement_is_content_after_its_migrations() {
     for name in NAMES {
         let mut place = by_name(name).expect("a known policy");
-        assert_eq!(place.name(), name);
         let mut random = Random::new(7);
         for _ in 0..200 {
             let count = 1 + random.below(TIERS_MAX as u64) as usize;
@@ -171,7 +191,7 @@ fn every_placement_is_content_after_its_migrations() {
             // The last takes everything.
             tiers[count - 1].capacity = Bytes(1 << 50);
             let mut rounds = 0;
-            while let Some(migration) = place.migrate(Bytes(1 << 24), &tiers) {
+            while let Some(migration) = place.next_move(Ask::Oldest(Bytes(1 << 24)), &tiers) {
                 let (from, to) = (usize::from(migration.from.0), usize::from(migration.to.0));
                 let bytes = migration.pages.bytes().0.min(tiers[from].held.0);
                 tiers[from].held.0 -= bytes;

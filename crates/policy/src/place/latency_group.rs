@@ -23,12 +23,11 @@
 
 use std::collections::VecDeque;
 
-use undercroft_base::{Bytes, Nanos, PageCount, PageNo, TierId};
+use undercroft_base::{PageCount, PageNo, TierId};
 
-use super::waterfall::{self, Waterfall};
 use super::{
-    BATCH_PAGES, GroupMove, LatencyClass, Migration, PageFacts, Place, TIERS_MAX, TierOrder,
-    TierState,
+    Ask, BATCH_PAGES, LatencyClass, Loaded, Migration, Place, Shown, TIERS_MAX, TierOrder,
+    TierState, waterfall,
 };
 
 /// Pages of a group.
@@ -204,7 +203,7 @@ impl LatencyGroup {
     }
 
     /// The group of the newest fault that moves up. It is the last to go down again.
-    fn lift(&mut self, buffer: usize, tiers: &[TierState]) -> Option<(u32, GroupMove)> {
+    fn lift(&mut self, buffer: usize, tiers: &[TierState]) -> Option<(u32, TierId, TierId)> {
         while let Some((of, from)) = self.lifts.pop_back() {
             self.groups[of as usize].lifts = false;
             let below = (buffer + 1..tiers.len()).contains(&usize::from(from.0));
@@ -212,8 +211,7 @@ impl LatencyGroup {
             let spare = to.headroom().0 >= to.capacity.0 / (2 * FREE_PART);
             if below && spare && takes(to) && self.groups[of as usize].pages > 0 {
                 self.wait(of);
-                let to = TierId(buffer as u8);
-                return Some((of, GroupMove { from, to }));
+                return Some((of, from, TierId(buffer as u8)));
             }
             self.release(of);
         }
@@ -221,7 +219,7 @@ impl LatencyGroup {
     }
 
     /// The group that goes down next, if the buffer is short of room.
-    fn destage(&mut self, buffer: usize, tiers: &[TierState]) -> Option<(u32, GroupMove)> {
+    fn destage(&mut self, buffer: usize, tiers: &[TierState]) -> Option<(u32, TierId, TierId)> {
         if !tiers[buffer].demotes || !is_short(&tiers[buffer]) {
             return None;
         }
@@ -232,52 +230,14 @@ impl LatencyGroup {
             }
             self.groups[of as usize].turn = 0;
             if self.groups[of as usize].pages > 0 {
-                let (from, to) = (TierId(buffer as u8), TierId(zone as u8));
-                return Some((of, GroupMove { from, to }));
+                return Some((of, TierId(buffer as u8), TierId(zone as u8)));
             }
             self.release(of);
         }
         None
     }
-}
 
-impl Place for LatencyGroup {
-    fn order(&mut self, page: PageFacts, tiers: &[TierState]) -> TierOrder {
-        if buffer(tiers).is_some() {
-            self.join(page.no);
-        }
-        Waterfall.order(page, tiers)
-    }
-
-    /// As `waterfall`, but the buffer waits for its groups to go down, if there are any.
-    fn migrate(&mut self, limit: Bytes, tiers: &[TierState]) -> Option<Migration> {
-        let Some(buffer) = buffer(tiers).filter(|_| !self.waiting.is_empty()) else {
-            return Waterfall.migrate(limit, tiers);
-        };
-        let mut others = [TierState::empty(LatencyClass::Device); TIERS_MAX];
-        let others = &mut others[..tiers.len()];
-        others.copy_from_slice(tiers);
-        others[buffer].demotes = false;
-        Waterfall.migrate(limit, others)
-    }
-
-    fn moves_groups(&self) -> bool {
-        true
-    }
-
-    fn group_to_move(
-        &mut self,
-        _now: Nanos,
-        tiers: &[TierState],
-        pages: &mut Vec<PageNo>,
-    ) -> Option<GroupMove> {
-        let buffer = buffer(tiers)?;
-        let next = self.lift(buffer, tiers);
-        let (of, asked) = next.or_else(|| self.destage(buffer, tiers))?;
-        self.list(of, pages);
-        Some(asked)
-    }
-
+    /// A thread waited for page `no`, which came from `tier`: the rest of its group is to move up.
     fn came_back(&mut self, no: PageNo, tier: TierId) {
         let of = self.page(no).group;
         if tier.0 == 0 || of == NONE || self.open == Some(of) || self.groups[of as usize].lifts {
@@ -293,28 +253,68 @@ impl Place for LatencyGroup {
         self.lifts.push_back((of, tier));
     }
 
-    fn name(&self) -> &'static str {
-        "latency_group"
+    /// As `waterfall`, but the buffer waits for its groups to go down, if there are any.
+    fn relieves(&self, tiers: &[TierState]) -> Option<Migration> {
+        let Some(buffer) = buffer(tiers).filter(|_| !self.waiting.is_empty()) else {
+            return waterfall::relieves(tiers);
+        };
+        let mut others = [TierState::empty(LatencyClass::Device); TIERS_MAX];
+        let others = &mut others[..tiers.len()];
+        others.copy_from_slice(tiers);
+        others[buffer].demotes = false;
+        waterfall::relieves(others)
+    }
+}
+
+impl Place for LatencyGroup {
+    fn order(&mut self, no: PageNo, tiers: &[TierState]) -> TierOrder {
+        if buffer(tiers).is_some() {
+            self.join(no);
+        }
+        TierOrder::downwards(tiers.len())
+    }
+
+    fn loaded(&mut self, page: Loaded<'_>) -> bool {
+        if page.waited > 0 {
+            self.came_back(page.no, page.from);
+        }
+        page.tier.keeps_copies()
+    }
+
+    fn next_move(&mut self, ask: Ask<'_>, tiers: &[TierState]) -> Option<Migration> {
+        let Ask::Group(_, out) = ask else {
+            return self.relieves(tiers);
+        };
+        let buffer = buffer(tiers)?;
+        let next = self.lift(buffer, tiers);
+        let (of, from, to) = next.or_else(|| self.destage(buffer, tiers))?;
+        self.list(of, out);
+        let pages = PageCount(u64::from(self.groups[of as usize].pages));
+        Some(Migration { from, to, pages })
+    }
+
+    fn shown(&self, _: usize) -> Shown {
+        Shown {
+            moves_groups: true,
+            ..Shown::default()
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use undercroft_base::{Bytes, Nanos};
 
     const MIB: u64 = 1 << 20;
 
     fn tier(latency: LatencyClass, held: u64) -> TierState {
         TierState {
-            page: undercroft_base::PageSize::Base,
             capacity: Bytes(64 * MIB),
             held: Bytes(held),
-            dram: Bytes(0),
-            copies: PageCount(0),
             packed: Bytes(held),
-            load_ns: 0,
-            latency,
             demotes: latency == LatencyClass::Nvm,
+            ..TierState::empty(latency)
         }
     }
 
@@ -328,7 +328,7 @@ mod tests {
 
     fn leave(of: &mut LatencyGroup, pages: impl IntoIterator<Item = u32>) {
         for no in pages {
-            let order = of.order(PageFacts { no: PageNo(no) }, &two(0));
+            let order = of.order(PageNo(no), &two(0));
             assert_eq!(order.get(0), Some(TierId(0)), "the buffer comes first");
         }
     }
@@ -336,7 +336,7 @@ mod tests {
     /// The next move: from, to, and the pages.
     fn next(of: &mut LatencyGroup, tiers: &[TierState]) -> Option<(u8, u8, Vec<u32>)> {
         let mut pages = Vec::new();
-        let GroupMove { from, to } = of.group_to_move(Nanos(0), tiers, &mut pages)?;
+        let Migration { from, to, .. } = of.next_move(Ask::Group(Nanos(0), &mut pages), tiers)?;
         Some((from.0, to.0, pages.iter().map(|no| no.0).collect()))
     }
 
@@ -423,7 +423,7 @@ mod tests {
         of.came_back(PageNo(1), TierId(1));
         assert_eq!(next(&mut of, &[pool, two(0)[1]]), None);
         let mut alone = LatencyGroup::default();
-        alone.order(PageFacts { no: PageNo(0) }, &[pool, two(0)[1]]);
+        alone.order(PageNo(0), &[pool, two(0)[1]]);
         assert!(alone.pages.is_empty(), "nothing is noted");
     }
 
@@ -432,11 +432,11 @@ mod tests {
     fn a_full_buffer_waits_for_its_groups_and_follows_waterfall_without_them() {
         let full = two(64 * MIB);
         let mut of = LatencyGroup::default();
-        assert!(of.migrate(Bytes(0), &full).is_some());
+        assert!(of.relieves(&full).is_some());
         leave(&mut of, 0..64);
-        assert_eq!(of.migrate(Bytes(0), &full), None);
+        assert_eq!(of.relieves(&full), None);
         assert!(next(&mut of, &full).is_some());
-        assert!(of.migrate(Bytes(0), &full).is_some());
+        assert!(of.relieves(&full).is_some());
     }
 
     /// Any pages leave and come back: each is in one group at most, in order, and what is kept is

@@ -22,11 +22,11 @@
 
 use std::collections::HashMap;
 
-use undercroft_base::{Bytes, Nanos, PageCount, PageNo, TierId};
+use undercroft_base::{Nanos, PageNo, TierId};
 
 use super::{
-    BATCH_PAGES, GroupMove, LatencyClass, Leaving, Migration, PageFacts, Place, TierOrder,
-    TierState, waterfall::Waterfall,
+    Ask, BATCH_PAGES, Event, LatencyClass, Leaving, Loaded, Migration, Place, Shown, TierOrder,
+    TierState, waterfall,
 };
 
 /// Weight of the newest value in the means of §4.2 and §4.3.
@@ -187,61 +187,8 @@ impl Locality {
         let left = pages.len();
         self.sequences.insert(id, Sequence { pages, head, left });
     }
-}
 
-impl Place for Locality {
-    fn order(&mut self, page: PageFacts, tiers: &[TierState]) -> TierOrder {
-        let order = Waterfall.order(page, tiers);
-        match devices(tiers) {
-            Some((_, disk)) if self.to_disk.binary_search(&page.no).is_ok() => {
-                let mut first = TierOrder::default();
-                first.then(TierId(disk as u8));
-                (order.iter().filter(|tier| usize::from(tier.0) != disk))
-                    .for_each(|tier| first.then(tier));
-                first
-            }
-            _ => order,
-        }
-    }
-
-    /// As `waterfall`, out of memory. What is on the SSD stays there: its order of use is unknown.
-    fn migrate(&mut self, limit: Bytes, tiers: &[TierState]) -> Option<Migration> {
-        let asked = Waterfall.migrate(limit, tiers)?;
-        (tiers[usize::from(asked.from.0)].latency != LatencyClass::Device).then_some(asked)
-    }
-
-    fn moves_groups(&self) -> bool {
-        true // it needs the time
-    }
-
-    fn group_to_move(
-        &mut self,
-        now: Nanos,
-        _: &[TierState],
-        _: &mut Vec<PageNo>,
-    ) -> Option<GroupMove> {
-        let (then, clock) = self.told;
-        let came = self.clock.wrapping_sub(clock);
-        if came > 0 && now > then {
-            mean(&mut self.compute, (now.0 - then.0) as f64 / f64::from(came));
-            self.told = (now, self.clock);
-        }
-        None
-    }
-
-    fn came_back(&mut self, no: PageNo, _: TierId) {
-        self.leaves_sequence(no);
-        self.comes(no);
-    }
-
-    fn came_along(&mut self, no: PageNo) {
-        self.leaves_sequence(no);
-    }
-
-    fn first_used(&mut self, no: PageNo) {
-        self.comes(no);
-    }
-
+    /// These pages leave together.
     fn leaving(&mut self, pages: &[Leaving], tiers: &[TierState]) {
         self.to_disk.clear();
         self.strong.clear();
@@ -276,12 +223,51 @@ impl Place for Locality {
         }
     }
 
-    fn links_pages(&self) -> bool {
-        true
+    /// Brings the mean time between two pages that come in up to date.
+    fn told(&mut self, now: Nanos) {
+        let (then, clock) = self.told;
+        let came = self.clock.wrapping_sub(clock);
+        if came > 0 && now > then {
+            mean(&mut self.compute, (now.0 - then.0) as f64 / f64::from(came));
+            self.told = (now, self.clock);
+        }
+    }
+}
+
+impl Place for Locality {
+    fn order(&mut self, no: PageNo, tiers: &[TierState]) -> TierOrder {
+        let order = TierOrder::downwards(tiers.len());
+        match devices(tiers) {
+            Some((_, disk)) if self.to_disk.binary_search(&no).is_ok() => {
+                let mut first = TierOrder::default();
+                first.then(TierId(disk as u8));
+                (order.iter().filter(|tier| usize::from(tier.0) != disk))
+                    .for_each(|tier| first.then(tier));
+                first
+            }
+            _ => order,
+        }
     }
 
-    fn reserve_part(&self) -> u64 {
-        64 // a sequence is of pages that leave together
+    /// No copy of a page of the disk segment is kept: the segment is written as a whole, so that it
+    /// can be read as a whole.
+    fn loaded(&mut self, page: Loaded<'_>) -> bool {
+        self.leaves_sequence(page.no);
+        if page.waited > 0 {
+            self.comes(page.no);
+        }
+        self.page(page.no).sequence != OF_DISK && page.tier.keeps_copies()
+    }
+
+    /// As `waterfall`, out of memory. What is on the SSD stays there: its order of use is unknown.
+    /// Groups do not move, but it needs the time.
+    fn next_move(&mut self, ask: Ask<'_>, tiers: &[TierState]) -> Option<Migration> {
+        if let Ask::Group(now, _) = ask {
+            self.told(now);
+            return None;
+        }
+        let asked = waterfall::relieves(tiers)?;
+        (tiers[usize::from(asked.from.0)].latency != LatencyClass::Device).then_some(asked)
     }
 
     fn together(&mut self, no: PageNo, out: &mut Vec<PageNo>) {
@@ -291,42 +277,36 @@ impl Place for Locality {
         }
     }
 
-    /// No copy of a page of the disk segment is kept: the segment is written as a whole, so that it
-    /// can be read as a whole.
-    fn keeps(&self, no: PageNo, distance: Option<PageCount>, tier: &TierState) -> bool {
-        let page = self.pages.get(no.0 as usize);
-        let is_of_disk = page.is_some_and(|page| page.sequence == OF_DISK);
-        !is_of_disk && Waterfall.keeps(no, distance, tier)
+    fn heard(&mut self, event: Event<'_>) {
+        match event {
+            Event::FirstUsed(no) => self.comes(no),
+            Event::Leaving(pages, tiers) => self.leaving(pages, tiers),
+            Event::Shift(shift) => self.shift = shift,
+        }
     }
 
-    fn set_shift(&mut self, shift: f64) {
-        self.shift = shift;
-    }
-
-    fn shift_of_all(&self) -> Option<f64> {
-        (self.hides > 0.0).then(|| BATCH_PAGES as f64 / self.hides)
-    }
-
-    fn name(&self) -> &'static str {
-        "locality"
+    fn shown(&self, _: usize) -> Shown {
+        Shown {
+            moves_groups: true,
+            links_pages: true,
+            reserve_part: 64, // a sequence is of pages that leave together
+            shift_of_all: (self.hides > 0.0).then(|| BATCH_PAGES as f64 / self.hides),
+            ..Shown::default()
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use undercroft_base::Bytes;
 
     fn tier(latency: LatencyClass, load_ns: u64) -> TierState {
         TierState {
-            page: undercroft_base::PageSize::Base,
             capacity: Bytes(1 << 30),
-            held: Bytes(0),
-            dram: Bytes(0),
-            copies: PageCount(0),
-            packed: Bytes(0),
             load_ns,
-            latency,
             demotes: true,
+            ..TierState::empty(latency)
         }
     }
 
@@ -336,6 +316,16 @@ mod tests {
             tier(LatencyClass::Device, 100_000),
             tier(LatencyClass::Device, 10_000_000),
         ]
+    }
+
+    fn loaded(place: &mut Locality, no: u32, waited: u64) {
+        place.loaded(Loaded {
+            no: PageNo(no),
+            from: TierId(0),
+            tier: &two()[0],
+            distance: None,
+            waited,
+        });
     }
 
     fn batch(pages: &[u32], unused: bool) -> Vec<Leaving> {
@@ -353,9 +343,9 @@ mod tests {
         let mut now = 0;
         for part in [first, second] {
             for no in part.iter().copied().chain(1000..1100) {
-                place.came_back(PageNo(no), TierId(0));
+                loaded(&mut place, no, 1);
                 now += 1_000_000;
-                place.group_to_move(Nanos(now), &two(), &mut Vec::new());
+                place.told(Nanos(now));
             }
             // Fifteen of the others stayed for a hundred pages.
             let others: Vec<u32> = (1000..1100).collect();
@@ -367,7 +357,7 @@ mod tests {
     /// The pages of a batch that go to the disk first.
     fn on_disk(place: &mut Locality, pages: &[u32], unused: bool) -> Vec<u32> {
         place.leaving(&batch(pages, unused), &two());
-        let first = |no: &u32| place.order(PageFacts { no: PageNo(*no) }, &two()).get(0);
+        let first = |no: &u32| place.order(PageNo(*no), &two()).get(0);
         let mut disk = pages.to_vec();
         let mut first = first;
         disk.retain(|no| first(no) == Some(TierId(1)));
@@ -387,7 +377,7 @@ mod tests {
             "all of it is loaded with any of its pages"
         );
         for no in &together {
-            place.came_along(*no);
+            loaded(&mut place, no.0, 0);
         }
         assert!(place.sequences.is_empty(), "nothing of it is away");
         together.clear();
@@ -423,7 +413,7 @@ mod tests {
         let shifted = |compute: f64, shift: f64| {
             let mut place = after(&pages, &pages);
             place.compute = compute;
-            place.set_shift(shift);
+            place.heard(Event::Shift(shift));
             on_disk(&mut place, &pages, false)
         };
         assert_eq!(shifted(1e6, 2.0), pages[20..]);
@@ -436,11 +426,11 @@ mod tests {
     fn the_shift_of_all_is_that_of_a_sequence_as_long_as_a_batch() {
         let pages: Vec<u32> = (0..40).collect();
         let mut place = after(&pages, &pages);
-        assert_eq!(place.shift_of_all(), None, "no sequence has left");
+        assert_eq!(place.shown(0).shift_of_all, None, "no sequence has left");
         place.compute = 1e6;
-        place.set_shift(f64::INFINITY);
+        place.heard(Event::Shift(f64::INFINITY));
         on_disk(&mut place, &pages, false);
-        assert_eq!(place.shift_of_all(), Some(6.4));
+        assert_eq!(place.shown(0).shift_of_all, Some(6.4));
     }
 
     #[test]

@@ -13,7 +13,6 @@ pub mod temperature;
 pub mod waterfall;
 pub mod worth;
 
-use crate::UnknownPolicy;
 pub use undercroft_base::LatencyClass;
 use undercroft_base::{Bytes, Nanos, PageCount, PageNo, PageSize, TierId};
 
@@ -91,23 +90,17 @@ impl TierState {
         Bytes(self.capacity.0.saturating_sub(used.0))
     }
 
-    /// Whether it has a quarter of its room left. A copy of a page that is in memory again is
-    /// worth its place there.
-    pub fn has_room_to_spare(&self) -> bool {
-        self.headroom().0 >= self.capacity.0 / 4
+    /// Whether copies of pages that are in memory again are worth their place there. A tier whose
+    /// pages move on keeps none when less than a quarter of it is free: they would drive pages that
+    /// have no other copy to a slower tier.
+    pub fn keeps_copies(&self) -> bool {
+        !self.demotes || self.headroom().0 >= self.capacity.0 / 4
     }
 
     /// Its capacity in pages that do not compress.
     pub fn capacity_pages(&self) -> PageCount {
         self.capacity.pages_floor()
     }
-}
-
-/// Facts of a page that needs a tier.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PageFacts {
-    /// Its entry.
-    pub no: PageNo,
 }
 
 /// A page that is about to leave memory.
@@ -168,25 +161,93 @@ impl TierOrder {
     }
 }
 
+/// A page that was loaded a moment ago.
+#[derive(Clone, Copy, Debug)]
+pub struct Loaded<'a> {
+    /// Its entry.
+    pub no: PageNo,
+    /// Where it came from, and how that tier is.
+    pub from: TierId,
+    /// See `from`.
+    pub tier: &'a TierState,
+    /// Evictions since it left, if that is known.
+    pub distance: Option<PageCount>,
+    /// Faults whose threads waited for it: 0 if it came along with another page, more than one
+    /// where it stands for several pages.
+    pub waited: u64,
+}
+
+/// Which move between tiers is asked for.
+#[derive(Debug)]
+pub enum Ask<'a> {
+    /// Of the oldest pages of a tier. Asked before each batch that leaves memory, and again in the
+    /// background: devices demote only there, other tiers only before a batch. The others have
+    /// `demotes` false then. With it: DRAM of the client, for resident pages and for what tiers
+    /// hold there. O(tiers), apart from rare decisions of some 10 us.
+    Oldest(Bytes),
+    /// Of a group of pages. Asked in the background, at least ten times a second, if
+    /// [`Shown::moves_groups`]. With it: time since the run began, and a list that gets the group's
+    /// pages, each once, at most [`MIGRATE_PAGES_MAX`], in the order in which they are to be read
+    /// and written. Some of them may be elsewhere by now, or be gone. Some microseconds.
+    Group(Nanos, &'a mut Vec<PageNo>),
+}
+
 /// Pages to be moved from one tier to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Migration {
     /// Where they are.
     pub from: TierId,
-    /// Where they go.
+    /// Where they go: below, or of a group also above.
     pub to: TierId,
-    /// At most this many, the oldest first.
+    /// At most this many, the oldest first; or the pages of the group.
     pub pages: PageCount,
 }
 
-/// A move of a group of pages: of those that are in one tier, to another. Which pages those are is
-/// said beside it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GroupMove {
-    /// Where they are.
-    pub from: TierId,
-    /// Where they go: below or above.
-    pub to: TierId,
+/// News for a placement.
+#[derive(Clone, Copy, Debug)]
+pub enum Event<'a> {
+    /// This page, which came along, is used for the first time, as far as that is seen: at a scan
+    /// of Accessed bits, or at once in a simulation. O(1).
+    FirstUsed(PageNo),
+    /// These pages are about to leave together; [`Place::order`] is asked for those that need a new
+    /// copy. Told if [`Shown::links_pages`]. O(pages log pages).
+    Leaving(&'a [Leaving], &'a [TierState]),
+    /// Pages are to go to faster tiers than it would choose: this many times as many of those that
+    /// it would divide between two tiers; 1 = no more, infinity = all (HybridSwap §4.4). O(1).
+    Shift(f64),
+}
+
+/// How a placement is, and what it knows. The first three never change.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Shown {
+    /// Groups of pages are moved. If so, the policy is asked in the background, even if no tier is
+    /// full.
+    pub moves_groups: bool,
+    /// Pages are named that are loaded together.
+    pub links_pages: bool,
+    /// Pages of the limit for each one that is kept free for faults. Half as many pages leave at a
+    /// time (docs/design/0040).
+    pub reserve_part: u64,
+    /// Its decision about DRAM; `None` if it decides nothing, or has not yet.
+    pub share: Option<Share>,
+    /// The least shift at which all pages go to the faster tier, as far as it knows by now.
+    pub shift_of_all: Option<f64>,
+    /// How many slabs of a part of all have which temperature; `None`: there is no such part. Of a
+    /// placement that keeps temperatures there always is part 0.
+    pub temperatures: Option<Temperatures>,
+}
+
+impl Default for Shown {
+    fn default() -> Shown {
+        Shown {
+            moves_groups: false,
+            links_pages: false,
+            reserve_part: 256,
+            share: None,
+            shift_of_all: None,
+            temperatures: None,
+        }
+    }
 }
 
 /// How much DRAM copies in memory should have.
@@ -210,136 +271,45 @@ pub struct Temperatures {
     pub cold: u64,
 }
 
-/// Decides where pages are kept. `tiers` are all tiers of the client, fastest first.
+/// Decides where pages are kept. `tiers` are all tiers of the client, fastest first. All is asked
+/// and told with the engine locked.
 pub trait Place: Send {
-    /// The tiers to offer a page to. Called once for each page that needs a new copy, with the
-    /// engine locked: O(tiers), no allocation.
-    fn order(&mut self, page: PageFacts, tiers: &[TierState]) -> TierOrder;
+    /// The tiers to offer page `no` to. Asked once for each page that needs a new copy: O(tiers),
+    /// no allocation.
+    fn order(&mut self, no: PageNo, tiers: &[TierState]) -> TierOrder;
 
-    /// Names what should be demoted, if anything. The caller carries it out and asks again, until
-    /// the answer is nothing or nothing could be moved. Asked before each batch that leaves memory,
-    /// and again in the background: devices demote only there, other tiers only before a batch. The
-    /// others have `demotes` false then. With the engine locked: O(tiers), apart from rare
-    /// decisions of some 10 us.
-    ///
-    /// * `limit`: DRAM of the client, for resident pages and for what tiers hold there.
-    fn migrate(&mut self, limit: Bytes, tiers: &[TierState]) -> Option<Migration>;
-
-    /// Whether it moves groups of pages. If so, it is asked in the background, even if no tier is
-    /// full.
-    fn moves_groups(&self) -> bool {
-        false
+    /// A page was loaded: whether its tier keeps the copy. If not, the page gets a new copy when it
+    /// leaves, which may go to a faster tier. The answer counts for tiers whose copies cost no
+    /// DRAM. On the fault path: O(1).
+    fn loaded(&mut self, page: Loaded<'_>) -> bool {
+        page.tier.keeps_copies()
     }
 
-    /// The next group to move in the background. Asked at least ten times a second, until the
-    /// answer is nothing. With the engine locked: some microseconds.
-    ///
-    /// * `now`: time since the run began.
-    /// * `pages`: gets the group's pages, each once, at most [`MIGRATE_PAGES_MAX`], in the order in
-    ///   which they are to be read and written. Some of them may be elsewhere by now, or be gone.
-    fn group_to_move(
-        &mut self,
-        _now: Nanos,
-        _tiers: &[TierState],
-        _pages: &mut Vec<PageNo>,
-    ) -> Option<GroupMove> {
-        None
-    }
+    /// Names the next move between tiers, if any. The caller carries it out and asks again, until
+    /// the answer is nothing or nothing could be moved.
+    fn next_move(&mut self, ask: Ask<'_>, tiers: &[TierState]) -> Option<Migration>;
 
-    /// A thread waited for page `no`, which came from `tier`. On the fault path, with the engine
-    /// locked: O(1).
-    fn came_back(&mut self, _no: PageNo, _tier: TierId) {}
-
-    /// Page `no` was loaded along with another. As [`Place::came_back`].
-    fn came_along(&mut self, _no: PageNo) {}
-
-    /// Page `no`, which came along, is used for the first time, as far as that is seen: at a scan
-    /// of Accessed bits, or at once in a simulation. O(1).
-    fn first_used(&mut self, _no: PageNo) {}
-
-    /// These pages are about to leave together; [`Place::order`] is asked for those that need a new
-    /// copy. Called if [`Place::links_pages`]. O(pages log pages).
-    fn leaving(&mut self, _pages: &[Leaving], _tiers: &[TierState]) {}
-
-    /// How many slabs of a part of all have which temperature now. Parts count from 0; `None`:
-    /// there is no such part. Of a placement that keeps temperatures there always is part 0. With
-    /// the engine locked: some microseconds.
-    fn temperatures(&self, _part: usize) -> Option<Temperatures> {
-        None
-    }
-
-    /// Whether it says which pages are loaded together.
-    fn links_pages(&self) -> bool {
-        false
-    }
-
-    /// Pages of the limit for each one that is kept free for faults. Half as many pages leave at a
-    /// time (docs/design/0040). Asked once, before the first page.
-    fn reserve_part(&self) -> u64 {
-        256
-    }
-
-    /// Appends the pages to load when a thread waits for page `no`; `no` may be among them. Called
-    /// if [`Place::links_pages`]. On the fault path, with the engine locked: O(pages).
+    /// Appends the pages to load when a thread waits for page `no`; `no` may be among them. Asked
+    /// if [`Shown::links_pages`]. On the fault path: O(pages).
     fn together(&mut self, _no: PageNo, _out: &mut Vec<PageNo>) {}
 
-    /// A thread waited for a page that had left `distance` evictions ago. On the fault path, with
-    /// the engine locked: O(1).
-    fn refaulted(&mut self, _distance: PageCount) {}
+    /// Something happened.
+    fn heard(&mut self, _event: Event<'_>) {}
 
-    /// Whether `tier` keeps the copy of page `no`, which came back from it a moment ago, after
-    /// `distance` evictions if that is known. If not, the page gets a new copy when it leaves,
-    /// which may go to a faster tier. Asked only of tiers whose copies cost no DRAM. O(1).
+    /// How it is now. Some microseconds.
     ///
-    /// A tier whose pages move on keeps no second copies when it is nearly full: they would drive
-    /// pages that have no other copy to a slower tier.
-    fn keeps(&self, _no: PageNo, _distance: Option<PageCount>, tier: &TierState) -> bool {
-        !tier.demotes || tier.has_room_to_spare()
-    }
-
-    /// Pages are to go to faster tiers than it would choose: `shift` times as many of those that
-    /// it would divide between two tiers; 1 = no more, infinity = all (HybridSwap §4.4). O(1).
-    fn set_shift(&mut self, _shift: f64) {}
-
-    /// The least shift at which all of them go to the faster tier, as far as it knows by now;
-    /// `None` if it does not. O(1).
-    fn shift_of_all(&self) -> Option<f64> {
-        None
-    }
-
-    /// The policy's decision about DRAM; `None` if it decides nothing, or has not yet.
-    fn share(&self) -> Option<Share> {
-        None
-    }
-
-    /// The name the user knows it by.
-    fn name(&self) -> &'static str;
-}
-
-/// The placement policies; the first is the default.
-pub const NAMES: [&str; 5] = [
-    "worth",
-    "waterfall",
-    "temperature",
-    "locality",
-    "latency_group",
-];
-
-/// Makes a policy without history.
-///
-/// Errors: an unknown name; the message lists the valid ones.
-pub fn by_name(name: &str) -> Result<Box<dyn Place>, UnknownPolicy> {
-    match name {
-        "worth" => Ok(Box::new(worth::Worth::default())),
-        "waterfall" => Ok(Box::new(waterfall::Waterfall)),
-        "temperature" => Ok(Box::new(temperature::Temperature::default())),
-        "locality" => Ok(Box::new(locality::Locality::default())),
-        "latency_group" => Ok(Box::new(latency_group::LatencyGroup::default())),
-        _ => Err(UnknownPolicy::new("placement", name, &NAMES)),
+    /// * `part`: which slabs [`Shown::temperatures`] counts; parts count from 0.
+    fn shown(&self, _part: usize) -> Shown {
+        Shown::default()
     }
 }
 
-policy_name! {
+policies! {
     /// The name of a placement policy that there is.
-    PlacementName makes Place
+    PlacementName makes Box<dyn Place>, "placement";
+    "worth" => Box::new(worth::Worth::default());
+    "waterfall" => Box::new(waterfall::Waterfall);
+    "temperature" => Box::new(temperature::Temperature::default());
+    "locality" => Box::new(locality::Locality::default());
+    "latency_group" => Box::new(latency_group::LatencyGroup::default());
 }

@@ -13,11 +13,11 @@
 
 use std::collections::VecDeque;
 
-use undercroft_base::{Bytes, Nanos, PageCount, PageNo, TierId};
+use undercroft_base::{PageCount, PageNo, TierId};
 
 use super::{
-    GroupMove, LatencyClass, MIGRATE_PAGES_MAX, Migration, PageFacts, Place, Temperatures,
-    TierOrder, TierState, waterfall::Waterfall,
+    Ask, LatencyClass, Loaded, MIGRATE_PAGES_MAX, Migration, Place, Shown, Temperatures, TierOrder,
+    TierState, waterfall,
 };
 
 /// Pages of a slab: 1 MiB.
@@ -89,15 +89,33 @@ impl Temperature {
         slab
     }
 
-    fn move_of(from: usize, to: usize) -> GroupMove {
-        GroupMove {
+    fn move_of(from: usize, to: usize) -> Migration {
+        Migration {
             from: TierId(from as u8),
             to: TierId(to as u8),
+            pages: PageCount(SLAB_PAGES),
         }
     }
 
+    fn counted(&self, part: usize) -> Option<Temperatures> {
+        let none: &[Slab] = &[];
+        let part = match part {
+            0 => self.slabs.chunks(SCAN_MAX).next().unwrap_or(none),
+            _ => self.slabs.chunks(SCAN_MAX).nth(part)?,
+        };
+        let mut all = Temperatures::default();
+        for slab in part.iter().filter(|slab| slab.was_stored) {
+            match self.now.saturating_sub(slab.used) {
+                age if slab.used == 0 || age >= COLD => all.cold += 1,
+                age if age >= STEP => all.warm += 1,
+                _ => all.hot += 1,
+            }
+        }
+        Some(all)
+    }
+
     /// The next slab that was used in a slow tier.
-    fn lift(&mut self, top: usize, tiers: &[TierState]) -> Option<(usize, GroupMove)> {
+    fn lift(&mut self, top: usize, tiers: &[TierState]) -> Option<(usize, Migration)> {
         while let Some((slab, from)) = self.lifts.pop_front() {
             let (slab, from) = (slab as usize, usize::from(from.0));
             self.slabs[slab].lifts = false;
@@ -109,7 +127,7 @@ impl Temperature {
     }
 
     /// The next slab that is cold.
-    fn cool(&mut self, top: usize, tiers: &[TierState]) -> Option<(usize, GroupMove)> {
+    fn cool(&mut self, top: usize, tiers: &[TierState]) -> Option<(usize, Migration)> {
         for _ in 0..self.slabs.len().min(SCAN_MAX) {
             self.cursor = (self.cursor + 1) % self.slabs.len();
             let slab = &mut self.slabs[self.cursor];
@@ -133,42 +151,27 @@ impl Temperature {
 }
 
 impl Place for Temperature {
-    fn order(&mut self, page: PageFacts, tiers: &[TierState]) -> TierOrder {
-        self.used(number(page.no));
-        Waterfall.order(page, tiers)
+    fn order(&mut self, no: PageNo, tiers: &[TierState]) -> TierOrder {
+        self.used(number(no));
+        TierOrder::downwards(tiers.len())
     }
 
-    fn migrate(&mut self, limit: Bytes, tiers: &[TierState]) -> Option<Migration> {
-        Waterfall.migrate(limit, tiers)
-    }
-
-    fn moves_groups(&self) -> bool {
-        true
-    }
-
-    fn temperatures(&self, part: usize) -> Option<Temperatures> {
-        let none: &[Slab] = &[];
-        let part = match part {
-            0 => self.slabs.chunks(SCAN_MAX).next().unwrap_or(none),
-            _ => self.slabs.chunks(SCAN_MAX).nth(part)?,
-        };
-        let mut all = Temperatures::default();
-        for slab in part.iter().filter(|slab| slab.was_stored) {
-            match self.now.saturating_sub(slab.used) {
-                age if slab.used == 0 || age >= COLD => all.cold += 1,
-                age if age >= STEP => all.warm += 1,
-                _ => all.hot += 1,
+    fn loaded(&mut self, page: Loaded<'_>) -> bool {
+        if page.waited > 0 {
+            let (slab, waiting) = (number(page.no), self.lifts.len());
+            let of = self.used(slab);
+            if page.from.0 > 0 && !of.lifts && waiting < LIFTS_MAX {
+                of.lifts = true;
+                self.lifts.push_back((slab as u32, page.from));
             }
         }
-        Some(all)
+        page.tier.keeps_copies()
     }
 
-    fn group_to_move(
-        &mut self,
-        now: Nanos,
-        tiers: &[TierState],
-        pages: &mut Vec<PageNo>,
-    ) -> Option<GroupMove> {
+    fn next_move(&mut self, ask: Ask<'_>, tiers: &[TierState]) -> Option<Migration> {
+        let Ask::Group(now, pages) = ask else {
+            return waterfall::relieves(tiers);
+        };
         self.now = ((now.0 >> TICK_BITS) as u32).max(1);
         let top = top(tiers)?;
         let lifted = self.lift(top, tiers);
@@ -178,36 +181,27 @@ impl Place for Temperature {
         Some(asked)
     }
 
-    fn came_back(&mut self, no: PageNo, tier: TierId) {
-        let slab = number(no);
-        let waiting = self.lifts.len();
-        let of = self.used(slab);
-        if tier.0 > 0 && !of.lifts && waiting < LIFTS_MAX {
-            of.lifts = true;
-            self.lifts.push_back((slab as u32, tier));
+    fn shown(&self, part: usize) -> Shown {
+        Shown {
+            moves_groups: true,
+            temperatures: self.counted(part),
+            ..Shown::default()
         }
-    }
-
-    fn name(&self) -> &'static str {
-        "temperature"
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use undercroft_base::{Bytes, Nanos};
 
     fn tier(latency: LatencyClass, held: u64) -> TierState {
         TierState {
-            page: undercroft_base::PageSize::Base,
             capacity: Bytes(64 << 20),
             held: Bytes(held),
-            dram: Bytes(0),
-            copies: PageCount(0),
             packed: Bytes(held),
-            load_ns: 0,
-            latency,
             demotes: true,
+            ..TierState::empty(latency)
         }
     }
 
@@ -228,7 +222,7 @@ mod tests {
         let mut found = Vec::new();
         for second in from..to {
             let mut pages = Vec::new();
-            while let Some(next) = of.group_to_move(at(second), tiers, &mut pages) {
+            while let Some(next) = of.next_move(Ask::Group(at(second), &mut pages), tiers) {
                 let (from, to) = (u64::from(next.from.0), u64::from(next.to.0));
                 assert_eq!(pages.len() as u64, SLAB_PAGES);
                 found.push([second, u64::from(pages[0].0), from, to]);
@@ -239,7 +233,17 @@ mod tests {
     }
 
     fn store(of: &mut Temperature, no: u32) {
-        of.order(PageFacts { no: PageNo(no) }, &three());
+        of.order(PageNo(no), &three());
+    }
+
+    fn came_back(of: &mut Temperature, no: u32, from: u8) {
+        of.loaded(Loaded {
+            no: PageNo(no),
+            from: TierId(from),
+            tier: &three()[0],
+            distance: None,
+            waited: 1,
+        });
     }
 
     #[test]
@@ -256,7 +260,11 @@ mod tests {
     #[test]
     fn slabs_are_counted_by_their_temperature() {
         let mut of = Temperature::default();
-        let count = |of: &Temperature| of.temperatures(0).map(|all| [all.hot, all.warm, all.cold]);
+        let count = |of: &Temperature| {
+            of.shown(0)
+                .temperatures
+                .map(|all| [all.hot, all.warm, all.cold])
+        };
         assert_eq!(count(&of), Some([0; 3]));
         moves(&mut of, &three(), 1, 2);
         store(&mut of, 600); // slabs 0 and 1 hold nothing
@@ -268,19 +276,19 @@ mod tests {
         // They move down, rest there, and are as low as can be.
         moves(&mut of, &three(), 8, 60);
         assert_eq!(count(&of), Some([0, 0, 2]));
-        of.came_back(PageNo(0), TierId(2));
+        came_back(&mut of, 0, 2);
         assert_eq!(count(&of), Some([1, 0, 1]));
-        assert_eq!(of.temperatures(1), None);
+        assert_eq!(of.shown(1).temperatures, None);
         store(&mut of, (SCAN_MAX as u64 * SLAB_PAGES) as u32);
-        let last = of.temperatures(1).map(|all| all.hot);
-        assert_eq!((last, of.temperatures(2)), (Some(1), None));
+        let last = of.shown(1).temperatures.map(|all| all.hot);
+        assert_eq!((last, of.shown(2).temperatures), (Some(1), None));
     }
 
     #[test]
     fn a_slab_that_is_used_stays() {
         let mut of = Temperature::default();
         for second in 1..60 {
-            of.group_to_move(at(second), &three(), &mut Vec::new());
+            of.next_move(Ask::Group(at(second), &mut Vec::new()), &three());
             store(&mut of, 600);
         }
         store(&mut of, 0);
@@ -294,14 +302,14 @@ mod tests {
         store(&mut of, 600);
         moves(&mut of, &three(), 2, 60);
         for page in 512..520 {
-            of.came_back(PageNo(page), TierId(2));
+            came_back(&mut of, page, 2);
         }
         assert_eq!(moves(&mut of, &three(), 60, 65), [[60, 512, 2, 0]]);
         // The pool is not below memory.
         let pool = [tier(LatencyClass::Memory, 0), three()[1], three()[2]];
-        of.came_back(PageNo(512), TierId(2));
+        came_back(&mut of, 512, 2);
         assert_eq!(moves(&mut of, &pool, 65, 66), [[65, 512, 2, 1]]);
-        of.came_back(PageNo(512), TierId(1));
+        came_back(&mut of, 512, 1);
         assert_eq!(moves(&mut of, &pool, 66, 67), [[0; 4]; 0]);
     }
 
@@ -313,7 +321,7 @@ mod tests {
         store(&mut of, 600);
         let below = [three()[0], full, three()[2]];
         assert_eq!(moves(&mut of, &below, 2, 60), [[0; 4]; 0]);
-        of.came_back(PageNo(512), TierId(2));
+        came_back(&mut of, 512, 2);
         let above = [
             TierState {
                 latency: LatencyClass::Nvm,

@@ -4,10 +4,10 @@
 //! Room is made ahead: a tier that could not take the next two batches is relieved. Otherwise new
 //! pages would go to a slower tier than old ones.
 
-use undercroft_base::{BASE_PAGE_BYTES, Bytes, PageCount, TierId};
+use undercroft_base::{BASE_PAGE_BYTES, Bytes, PageCount, PageNo, TierId};
 
 use super::{
-    BATCH_PAGES, LatencyClass, MIGRATE_PAGES_MAX, Migration, PageFacts, Place, TierOrder, TierState,
+    Ask, BATCH_PAGES, LatencyClass, MIGRATE_PAGES_MAX, Migration, Place, TierOrder, TierState,
 };
 
 /// Part of a device that is kept free, and the most: it is relieved in the background, while
@@ -37,28 +37,29 @@ fn portion(tier: &TierState) -> PageCount {
     PageCount((tier.capacity_pages().0 / 4).clamp(1, MIGRATE_PAGES_MAX))
 }
 
+/// The next move of [`Waterfall`].
+pub(super) fn relieves(tiers: &[TierState]) -> Option<Migration> {
+    let above_others = tiers.split_last()?.1;
+    let is_full = |tier: &TierState| tier.demotes && tier.headroom() < wanted(tier);
+    let from = above_others.iter().rposition(is_full)?;
+    let pages = portion(&above_others[from]);
+    // A full device is relieved in the background. Until then its pages go past it.
+    let takes = |tier: &TierState| tier.headroom() >= pages.bytes();
+    let past = tiers[from + 1..].iter().position(takes).unwrap_or(0);
+    Some(Migration {
+        from: TierId(from as u8),
+        to: TierId((from + 1 + past) as u8),
+        pages,
+    })
+}
+
 impl Place for Waterfall {
-    fn order(&mut self, _: PageFacts, tiers: &[TierState]) -> TierOrder {
+    fn order(&mut self, _: PageNo, tiers: &[TierState]) -> TierOrder {
         TierOrder::downwards(tiers.len())
     }
 
-    fn migrate(&mut self, _: Bytes, tiers: &[TierState]) -> Option<Migration> {
-        let above_others = tiers.split_last()?.1;
-        let is_full = |tier: &TierState| tier.demotes && tier.headroom() < wanted(tier);
-        let from = above_others.iter().rposition(is_full)?;
-        let pages = portion(&above_others[from]);
-        // A full device is relieved in the background. Until then its pages go past it.
-        let takes = |tier: &TierState| tier.headroom() >= pages.bytes();
-        let past = tiers[from + 1..].iter().position(takes).unwrap_or(0);
-        Some(Migration {
-            from: TierId(from as u8),
-            to: TierId((from + 1 + past) as u8),
-            pages,
-        })
-    }
-
-    fn name(&self) -> &'static str {
-        "waterfall"
+    fn next_move(&mut self, _: Ask<'_>, tiers: &[TierState]) -> Option<Migration> {
+        relieves(tiers)
     }
 }
 
@@ -66,19 +67,16 @@ impl Place for Waterfall {
 mod tests {
     use super::super::LatencyClass;
     use super::*;
-    use undercroft_base::PageNo;
 
     fn pool(capacity: u64, held: u64) -> TierState {
         TierState {
-            page: undercroft_base::PageSize::Base,
             capacity: Bytes(capacity),
             held: Bytes(held),
             dram: Bytes(held),
             copies: PageCount(held / BASE_PAGE_BYTES as u64),
             packed: Bytes(held),
-            load_ns: 0,
-            latency: LatencyClass::Memory,
             demotes: true,
+            ..TierState::empty(LatencyClass::Memory)
         }
     }
 
@@ -86,7 +84,7 @@ mod tests {
     fn the_slowest_full_tier_is_relieved_a_mebibyte_at_a_time() {
         const MIB: u64 = 1 << 20;
         let move_on = |tiers: &[TierState]| {
-            let found = Waterfall.migrate(Bytes(0), tiers);
+            let found = relieves(tiers);
             found.map(|m| (m.from.0, m.to.0, m.pages.0))
         };
         let (full, free) = (
@@ -116,7 +114,7 @@ mod tests {
             ..pool(64 * MIB, held)
         };
         let move_on = |tiers: &[TierState]| {
-            let found = Waterfall.migrate(Bytes(0), tiers);
+            let found = relieves(tiers);
             found.map(|m| (m.from.0, m.to.0))
         };
         let last = device(0, false);
@@ -149,7 +147,7 @@ mod tests {
                 latency: LatencyClass::Nvm,
                 ..pool(100, held)
             };
-            Waterfall.keeps(PageNo(0), Some(PageCount(1)), &tier)
+            tier.keeps_copies()
         };
         assert!(keeps(0, true) && keeps(75, true));
         assert!(!keeps(76, true) && !keeps(100, true));
@@ -160,16 +158,13 @@ mod tests {
     fn a_small_tier_keeps_a_quarter_free_and_moves_a_quarter() {
         let page = BASE_PAGE_BYTES as u64;
         let of = |held| {
-            let found = Waterfall.migrate(Bytes(0), &[pool(40 * page, held), pool(page, 0)]);
+            let found = relieves(&[pool(40 * page, held), pool(page, 0)]);
             found.map(|m| m.pages.0)
         };
         assert_eq!(of(30 * page), None);
         assert_eq!(of(30 * page + 1), Some(10));
-        assert_eq!(
-            Waterfall.migrate(Bytes(0), &[pool(0, 0), pool(page, 0)]),
-            None
-        );
-        let tiny = Waterfall.migrate(Bytes(0), &[pool(page, page), pool(page, 0)]);
+        assert_eq!(relieves(&[pool(0, 0), pool(page, 0)]), None);
+        let tiny = relieves(&[pool(page, page), pool(page, 0)]);
         assert_eq!(tiny.map(|m| m.pages.0), Some(1));
     }
 }

@@ -1,4 +1,4 @@
-//! As [`Waterfall`], and decides how much DRAM compressed copies may take above tiers that use
+//! As [`waterfall`], and decides how much DRAM compressed copies may take above tiers that use
 //! none: as much as they are worth.
 //!
 //! ```text
@@ -19,14 +19,13 @@
 //! Before the first decision copies may have all they can, unless they compress badly: then they
 //! begin with nothing, and refaults earn them DRAM.
 //!
-//! Pools without such a tier below them are left to [`Waterfall`]: there is nothing to choose.
+//! Pools without such a tier below them are left to [`waterfall`]: there is nothing to choose.
 
 use undercroft_base::{BASE_PAGE_BYTES, Bytes, PageCount, PageNo, TierId};
 
-use super::waterfall::Waterfall;
 use super::{
-    BATCH_PAGES, LatencyClass, MIGRATE_PAGES_MAX, Migration, PageFacts, Place, Share, TIERS_MAX,
-    TierOrder, TierState,
+    Ask, BATCH_PAGES, LatencyClass, Loaded, MIGRATE_PAGES_MAX, Migration, Place, Share, Shown,
+    TIERS_MAX, TierOrder, TierState, waterfall,
 };
 
 /// Classes of distances. The last one counts every larger distance.
@@ -343,11 +342,11 @@ impl Worth {
 }
 
 impl Place for Worth {
-    fn order(&mut self, page: PageFacts, tiers: &[TierState]) -> TierOrder {
+    fn order(&mut self, _: PageNo, tiers: &[TierState]) -> TierOrder {
         self.unmoved += 1;
         self.left += 1;
         if !self.is_over(tiers) {
-            return Waterfall.order(page, tiers);
+            return TierOrder::downwards(tiers.len());
         }
         let below = pools_above(tiers).map_or(0, |(memory, _)| memory.len());
         let mut order = TierOrder::default();
@@ -357,33 +356,33 @@ impl Place for Worth {
         order
     }
 
-    fn migrate(&mut self, limit: Bytes, tiers: &[TierState]) -> Option<Migration> {
+    fn loaded(&mut self, page: Loaded<'_>) -> bool {
+        let far = match page.distance {
+            Some(distance) => {
+                let bucket = (distance.0 >> self.width).min(BUCKETS as u64 - 1);
+                self.refaults[bucket as usize] += page.waited as u32;
+                self.seen += page.waited;
+                self.reach == PageCount(0) || distance > self.reach
+            }
+            None => true,
+        };
+        far && page.tier.keeps_copies()
+    }
+
+    fn next_move(&mut self, ask: Ask<'_>, tiers: &[TierState]) -> Option<Migration> {
+        let Ask::Oldest(limit) = ask else { return None };
         self.decide_if_due(limit, tiers);
-        Waterfall
-            .migrate(limit, tiers)
-            .or_else(|| self.shrink(tiers))
+        waterfall::relieves(tiers).or_else(|| self.shrink(tiers))
     }
 
-    fn refaulted(&mut self, distance: PageCount) {
-        let bucket = (distance.0 >> self.width).min(BUCKETS as u64 - 1);
-        self.refaults[bucket as usize] += 1;
-        self.seen += 1;
-    }
-
-    fn keeps(&self, no: PageNo, distance: Option<PageCount>, tier: &TierState) -> bool {
-        let far = distance.is_none_or(|far| self.reach == PageCount(0) || far > self.reach);
-        far && Waterfall.keeps(no, distance, tier)
-    }
-
-    fn share(&self) -> Option<Share> {
-        self.target.map(|target| Share {
-            target,
-            decisions: self.decisions,
-        })
-    }
-
-    fn name(&self) -> &'static str {
-        "worth"
+    fn shown(&self, _: usize) -> Shown {
+        Shown {
+            share: self.target.map(|target| Share {
+                target,
+                decisions: self.decisions,
+            }),
+            ..Shown::default()
+        }
     }
 }
 
@@ -409,17 +408,21 @@ mod tests {
             demotes: true,
         };
         let device = TierState {
-            page: undercroft_base::PageSize::Base,
             capacity: Bytes(1 << 40),
-            held: Bytes(0),
-            dram: Bytes(0),
-            copies: PageCount(0),
-            packed: Bytes(0),
             load_ns: 80_000,
-            latency: LatencyClass::Device,
-            demotes: false,
+            ..TierState::empty(LatencyClass::Device)
         };
         [pool, device]
+    }
+
+    fn refault(worth: &mut Worth, distance: u64) {
+        worth.loaded(Loaded {
+            no: PageNo(0),
+            from: TierId(0),
+            tier: &tiers(0)[0],
+            distance: Some(PageCount(distance)),
+            waited: 1,
+        });
     }
 
     /// Returns the target, in percent of the limit, after each of `decisions`. Copies follow the
@@ -432,13 +435,13 @@ mod tests {
         };
         let mut dram = start;
         let mut found = Vec::new();
-        worth.migrate(LIMIT, &tiers(dram));
+        worth.next_move(Ask::Oldest(LIMIT), &tiers(dram));
         for _ in 0..decisions {
             for _ in 0..EVIDENCE {
-                worth.refaulted(PageCount(distance(dram)));
+                refault(&mut worth, distance(dram));
             }
-            worth.migrate(LIMIT, &tiers(dram));
-            let target = worth.share().expect("a decision").target;
+            worth.next_move(Ask::Oldest(LIMIT), &tiers(dram));
+            let target = worth.shown(0).share.expect("a decision").target;
             dram = target.0;
             found.push(target.0 * 100 / LIMIT.0);
         }
@@ -538,15 +541,15 @@ mod tests {
     fn the_first_refaults_decide_nothing() {
         let pool = tiers(LIMIT.0 / 4);
         let mut worth = Worth::default();
-        worth.migrate(LIMIT, &pool);
+        worth.next_move(Ask::Oldest(LIMIT), &pool);
         for _ in 0..2 * EVIDENCE {
-            worth.refaulted(PageCount(1));
+            refault(&mut worth, 1);
         }
-        worth.migrate(LIMIT, &pool);
-        assert_eq!(worth.share(), None);
+        worth.next_move(Ask::Oldest(LIMIT), &pool);
+        assert_eq!(worth.shown(0).share, None);
         worth.left = 20 * PAGES;
-        worth.migrate(LIMIT, &pool);
-        let target = worth.share().expect("a decision").target;
+        worth.next_move(Ask::Oldest(LIMIT), &pool);
+        let target = worth.shown(0).share.expect("a decision").target;
         assert!(target < Bytes(LIMIT.0 / 2), "{target}");
     }
 
@@ -563,8 +566,8 @@ mod tests {
                 ..pool
             };
             let mut worth = Worth::default();
-            worth.migrate(LIMIT, &[pool, device]);
-            worth.share().map(|share| share.target)
+            worth.next_move(Ask::Oldest(LIMIT), &[pool, device]);
+            worth.shown(0).share.map(|share| share.target)
         };
         assert_eq!(target(1, RATIO_PAGES), Some(Bytes(0)), "1.5 copies a page");
         assert_eq!(target(2, RATIO_PAGES), None, "three copies a page");
@@ -591,12 +594,12 @@ mod tests {
                 left: 20 * PAGES,
                 ..Worth::default()
             };
-            worth.migrate(LIMIT, &all);
+            worth.next_move(Ask::Oldest(LIMIT), &all);
             for at in 0..EVIDENCE {
-                worth.refaulted(PageCount(from + at * PAGES / EVIDENCE / 8));
+                refault(&mut worth, from + at * PAGES / EVIDENCE / 8);
             }
-            worth.migrate(LIMIT, &all);
-            worth.share().expect("a decision").target
+            worth.next_move(Ask::Oldest(LIMIT), &all);
+            worth.shown(0).share.expect("a decision").target
         };
         let (now, small, large) = (Bytes(LIMIT.0 / 8), PAGES / 64, 4 * PAGES);
         // The pool holds these. Half of them would not have left without it.
@@ -610,9 +613,7 @@ mod tests {
     #[test]
     fn beyond_the_target_new_pages_go_to_the_device_and_old_ones_follow_no_faster() {
         let full = tiers(LIMIT.0 / 4);
-        let page = PageFacts {
-            no: undercroft_base::PageNo(0),
-        };
+        let page = PageNo(0);
         let mut worth = Worth::default();
         assert_eq!(worth.order(page, &full).get(0), Some(TierId(0)));
         let mut worth = Worth {
@@ -620,13 +621,19 @@ mod tests {
             ..Worth::default()
         };
         assert_eq!(worth.order(page, &full).get(0), Some(TierId(1)));
-        assert_eq!(worth.migrate(LIMIT, &full), None, "one page came");
+        assert_eq!(
+            worth.next_move(Ask::Oldest(LIMIT), &full),
+            None,
+            "one page came"
+        );
         for _ in 0..MIGRATE_PAGES_MAX {
             worth.order(page, &full);
         }
-        let migration = worth.migrate(LIMIT, &full).expect("as many as came");
+        let migration = worth
+            .next_move(Ask::Oldest(LIMIT), &full)
+            .expect("as many as came");
         assert_eq!((migration.from, migration.to), (TierId(0), TierId(1)));
         assert_eq!(migration.pages, PageCount(MIGRATE_PAGES_MAX));
-        assert_eq!(worth.migrate(LIMIT, &full), None);
+        assert_eq!(worth.next_move(Ask::Oldest(LIMIT), &full), None);
     }
 }

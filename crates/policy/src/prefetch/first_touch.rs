@@ -6,7 +6,7 @@
 
 use super::majority::Majority;
 use super::neighbours::{Along, Around, Now};
-use super::{FaultSeen, Prefetch, Window};
+use super::{FaultSeen, Prefetch, PrefetchName, Window};
 
 /// A policy for loads, and the trend for first touches.
 pub struct FirstTouches {
@@ -15,14 +15,15 @@ pub struct FirstTouches {
 }
 
 impl FirstTouches {
-    /// `loads`, with the trend for first touches. `majority` has it already, and under `none` no
-    /// page comes along: both stay as they are.
-    pub fn beside(loads: Box<dyn Prefetch>) -> Box<dyn Prefetch> {
-        if loads.is_none() || loads.name() == Majority::NAME {
-            return loads;
+    /// The policy of this name, with the trend for first touches. `majority` has it already, and
+    /// under `none` no page comes along: both stay as they are.
+    pub fn beside(name: &PrefetchName) -> Option<Box<dyn Prefetch>> {
+        let loads = name.make()?;
+        if name.to_string() == "majority" {
+            return Some(loads);
         }
         let trend = Majority::trend_alone();
-        Box::new(FirstTouches { loads, trend })
+        Some(Box::new(FirstTouches { loads, trend }))
     }
 }
 
@@ -38,21 +39,18 @@ impl Prefetch for FirstTouches {
     fn off_trend(&mut self, fault: FaultSeen, now: Now, look: &mut dyn FnMut() -> Around) -> Along {
         self.loads.off_trend(fault, now, look)
     }
-
-    fn name(&self) -> &'static str {
-        self.loads.name()
-    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::{NAMES, by_name};
+    use super::super::NAMES;
     use super::*;
     use undercroft_base::{SpaceId, ThreadId, VirtPage};
 
     fn brought(name: &str, first_touch: bool) -> u32 {
-        let mut policy = FirstTouches::beside(by_name(name).expect("a policy"));
-        assert_eq!(policy.name(), name);
+        let Some(mut policy) = FirstTouches::beside(&name.parse().expect("a policy")) else {
+            return 0;
+        };
         let (mut page, mut brought) = (1 << 20, 0);
         for _ in 0..50 {
             let window = policy.on_fault(FaultSeen {

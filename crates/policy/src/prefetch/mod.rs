@@ -5,11 +5,9 @@ mod contract;
 pub mod first_touch;
 pub mod majority;
 pub mod neighbours;
-pub mod none;
 pub mod readahead;
 pub mod window;
 
-use crate::UnknownPolicy;
 use neighbours::{Along, Around, Now};
 use undercroft_base::{SpaceId, ThreadId, VirtPage};
 
@@ -58,48 +56,25 @@ pub trait Prefetch: Send {
     ) -> Along {
         Along::default()
     }
-
-    /// True for a policy that never prefetches, so that it need not be asked.
-    fn is_none(&self) -> bool {
-        false
-    }
-
-    /// The name the user knows it by.
-    fn name(&self) -> &'static str;
 }
 
-/// The prefetch policies a user can name; the first is the default.
-pub const NAMES: [&str; 4] = ["majority", "readahead", "window", "none"];
-
-/// Makes a policy without history. `readahead` and `window` take a size in pages after a colon.
-/// `readahead:8`: blocks of up to 8, the faulting page included. `window:8`: 8 besides the faulting
-/// page.
-///
-/// Errors: an unknown name or a size out of 1 to 63 (0 = none); the message lists the valid names.
-pub fn by_name(name: &str) -> Result<Box<dyn Prefetch>, UnknownPolicy> {
-    let unknown = || UnknownPolicy::new("prefetch", name, &NAMES);
-    let (policy, pages) = match name.split_once(':') {
-        None => (name, None),
-        Some((policy, pages)) => {
-            let pages: u32 = pages.parse().map_err(|_| unknown())?;
-            if pages > WINDOW_MAX {
-                return Err(unknown());
-            }
-            (policy, Some(pages))
-        }
-    };
-    Ok(match (policy, pages) {
-        ("majority", None) => Box::new(majority::Majority::new()),
-        ("readahead", None) => Box::new(readahead::Readahead::new()),
-        ("window", None) => Box::new(window::FixedWindow::new(window::PAGES_DEFAULT)),
-        ("none", None) | ("readahead" | "window", Some(0)) => Box::new(none::NoPrefetch),
-        ("readahead", Some(pages)) => Box::new(readahead::Readahead::with_max(pages)),
-        ("window", Some(pages)) => Box::new(window::FixedWindow::new(pages)),
-        _ => return Err(unknown()),
-    })
+policies! {
+    /// The name of a prefetch policy that there is; the policy is `None` if it brings nothing.
+    /// `readahead:8`: blocks of up to 8 pages, the faulting one included. `window:8`: 8 besides the
+    /// faulting page. Sizes are 1 to 63; 0 = none.
+    PrefetchName makes Option<Box<dyn Prefetch>>, "prefetch";
+    "majority" => Some(Box::new(majority::Majority::new()));
+    "readahead" => Some(Box::new(readahead::Readahead::new())),
+        or pages @ 0..=WINDOW_MAX => boxed(pages, readahead::Readahead::with_max);
+    "window" => Some(Box::new(window::FixedWindow::new(window::PAGES_DEFAULT))),
+        or pages @ 0..=WINDOW_MAX => boxed(pages, window::FixedWindow::new);
+    "none" => None;
 }
 
-policy_name! {
-    /// The name of a prefetch policy that there is.
-    PrefetchName makes Prefetch
+/// A policy of a size that is not 0.
+fn boxed<P>(pages: u32, of: impl FnOnce(u32) -> P) -> Option<Box<dyn Prefetch>>
+where
+    P: Prefetch + 'static,
+{
+    (pages > 0).then(|| Box::new(of(pages)) as Box<dyn Prefetch>)
 }

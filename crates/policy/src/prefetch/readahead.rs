@@ -99,10 +99,6 @@ impl Prefetch for Readahead {
             count: (block_last - fault.page.0) as u32,
         }
     }
-
-    fn name(&self) -> &'static str {
-        "readahead"
-    }
 }
 
 #[cfg(test)]

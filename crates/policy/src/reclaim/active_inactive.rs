@@ -17,11 +17,11 @@
 //! The rule is in `two_lists.rs`. Misses beside FIFO and LRU, and the rules that were rejected:
 //! docs/design/0013.
 
-use undercroft_base::{Bytes, PageCount, PageNo};
+use undercroft_base::{PageCount, PageNo};
 
 use super::lists::{List, PageLists};
 use super::two_lists::{Search, TwoLists};
-use super::{Arrival, Reclaim, Verdict};
+use super::{Arrival, Reclaim, Shown, Verdict};
 
 /// Two lists; a page that is soon faulted back goes to the active one.
 pub struct ActiveInactive {
@@ -83,16 +83,8 @@ impl Reclaim for ActiveInactive {
         rule.select(&mut self.lists, &mut laps, want, &mut search);
     }
 
-    fn len(&self) -> PageCount {
-        self.lists.total()
-    }
-
-    fn metadata_bytes(&self) -> Bytes {
-        self.lists.held_bytes_peak()
-    }
-
-    fn name(&self) -> &'static str {
-        "active_inactive"
+    fn shown(&self) -> Shown {
+        self.lists.shown()
     }
 }
 
@@ -152,7 +144,7 @@ mod tests {
         }
         assert!(policy.active().0 <= 91);
         let mut order = select(&mut policy, 100);
-        assert_eq!(policy.len(), PageCount(0));
+        assert_eq!(policy.shown().len, PageCount(0));
         order.sort_unstable();
         assert_eq!(order, (0..100).collect::<Vec<_>>());
     }

@@ -16,12 +16,12 @@
 //! - Which set a page is in follows from its number. So five lists cost no more bits a page than
 //!   the two of `active_inactive`.
 
-use undercroft_base::{Bytes, PageCount, PageNo};
+use undercroft_base::PageNo;
 
 use super::duel::{Duel, Rule};
 use super::lists::{List, PageLists, Set};
 use super::two_lists::{Search, TwoLists};
-use super::{Arrival, Choice, Reclaim, Verdict};
+use super::{Arrival, Reclaim, Shown, Verdict};
 
 /// The sample that is kept by recency, in the set of the samples.
 const RECENT: List = List::A;
@@ -184,26 +184,18 @@ impl Reclaim for Auto {
         }
     }
 
-    fn len(&self) -> PageCount {
-        self.lists.total()
-    }
-
-    fn metadata_bytes(&self) -> Bytes {
-        self.lists.held_bytes_peak()
-    }
-
-    fn name(&self) -> &'static str {
-        "auto"
-    }
-
-    fn choice(&self) -> Option<Choice> {
-        Some(self.duel.choice())
+    fn shown(&self) -> Shown {
+        Shown {
+            choice: Some(self.duel.choice()),
+            ..self.lists.shown()
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use undercroft_base::PageCount;
 
     /// Serves a reference; `room` pages fit. True if it missed.
     struct Memory {
@@ -228,7 +220,7 @@ mod tests {
             if self.resident[at] {
                 return false;
             }
-            if self.policy.len().0 >= room {
+            if self.policy.shown().len.0 >= room {
                 let mut out = Vec::new();
                 let take = &mut |_| Verdict::Take;
                 self.policy.select(16, 1024, take, &mut out);
@@ -250,7 +242,7 @@ mod tests {
         }
 
         fn rule(&self) -> &'static str {
-            self.policy.choice().expect("it chooses").name
+            self.policy.duel.choice().name
         }
     }
 

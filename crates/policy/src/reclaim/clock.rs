@@ -4,10 +4,10 @@
 //! The hand is at the front of the list, and new pages go behind it. Without touches it is FIFO by
 //! arrival.
 
-use undercroft_base::{Bytes, PageCount, PageNo};
+use undercroft_base::PageNo;
 
 use super::lists::{List, PageLists};
-use super::{Arrival, Reclaim, Verdict};
+use super::{Arrival, Reclaim, Shown, Verdict};
 
 /// Every page except those in `SKIPPED`, with the hand in front.
 pub(super) const RING: List = List::A;
@@ -85,15 +85,7 @@ impl Reclaim for Clock {
         turn(&mut self.lists, again, want, scan_max, verdict, out);
     }
 
-    fn len(&self) -> PageCount {
-        self.lists.total()
-    }
-
-    fn metadata_bytes(&self) -> Bytes {
-        self.lists.held_bytes_peak()
-    }
-
-    fn name(&self) -> &'static str {
-        "clock"
+    fn shown(&self) -> Shown {
+        self.lists.shown()
     }
 }

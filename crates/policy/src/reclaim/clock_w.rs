@@ -6,11 +6,11 @@
 //! written since the last lap leaves. Reads give no second chance. Differs: nothing known. Without
 //! touches it is FIFO, as CLOCK is.
 
-use undercroft_base::{Bytes, PageCount, PageNo};
+use undercroft_base::PageNo;
 
 use super::clock::{RING, turn};
 use super::lists::PageLists;
-use super::{Arrival, Reclaim, Verdict};
+use super::{Arrival, Reclaim, Shown, Verdict};
 
 /// Written since the hand last passed.
 const WRITTEN: u8 = 1;
@@ -56,16 +56,8 @@ impl Reclaim for ClockW {
         turn(&mut self.lists, again, want, scan_max, verdict, out);
     }
 
-    fn len(&self) -> PageCount {
-        self.lists.total()
-    }
-
-    fn metadata_bytes(&self) -> Bytes {
-        self.lists.held_bytes_peak()
-    }
-
-    fn name(&self) -> &'static str {
-        "clock_w"
+    fn shown(&self) -> Shown {
+        self.lists.shown()
     }
 }
 

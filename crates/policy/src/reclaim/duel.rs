@@ -80,7 +80,7 @@ impl Duel {
         self.rule
     }
 
-    /// As [`Reclaim::choice`](super::Reclaim::choice).
+    /// As [`Shown::choice`](super::Shown::choice).
     pub(super) fn choice(&self) -> Choice {
         Choice {
             name: NAMES[self.rule as usize],

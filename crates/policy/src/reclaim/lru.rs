@@ -3,10 +3,10 @@
 //! The limit reclaimer of FlexSwap §4.3. One list. Pages that the engine skipped go to the back, so
 //! the next call scans others.
 
-use undercroft_base::{Bytes, PageCount, PageNo};
+use undercroft_base::PageNo;
 
 use super::lists::{List, PageLists};
-use super::{Arrival, Reclaim, Verdict};
+use super::{Arrival, Reclaim, Shown, Verdict};
 
 const ALL: List = List::A;
 
@@ -61,15 +61,7 @@ impl Reclaim for Lru {
         }
     }
 
-    fn len(&self) -> PageCount {
-        self.lists.total()
-    }
-
-    fn metadata_bytes(&self) -> Bytes {
-        self.lists.held_bytes_peak()
-    }
-
-    fn name(&self) -> &'static str {
-        "lru"
+    fn shown(&self) -> Shown {
+        self.lists.shown()
     }
 }

@@ -1,8 +1,8 @@
 //! Reclaim policies: they order the resident pages, and name the next victims.
 //!
-//! A new one is a file that implements [`Reclaim`]. It is named here three times: as a module, in
-//! `NAMES` and in `by_name`. The suite `contract.rs` runs over every name. The folders `prefetch`
-//! and `place` work alike, and the first of `NAMES` is the default of `run`.
+//! A new one is a file that implements [`Reclaim`], and a row of the list below. The suite
+//! `contract.rs` runs over every name. The folders `prefetch` and `place` work alike, and the first
+//! of a list is the default of `run`.
 
 pub mod active_inactive;
 pub mod auto;
@@ -18,8 +18,6 @@ mod simulation;
 mod two_lists;
 
 use undercroft_base::{Bytes, PageCount, PageNo};
-
-use crate::UnknownPolicy;
 
 /// Why a page became resident.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +48,17 @@ pub struct Choice {
     /// Page faults so far in the two samples that are always kept by the rule of `lru` and by that
     /// of `active_inactive`.
     pub sample_faults: [u64; 2],
+}
+
+/// State of a policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shown {
+    /// Pages inserted and neither removed nor taken out.
+    pub len: PageCount,
+    /// Most bytes of metadata held so far.
+    pub metadata: Bytes,
+    /// The rule in force of a policy that chooses between rules.
+    pub choice: Option<Choice>,
 }
 
 /// The engine's verdict on a candidate.
@@ -91,42 +100,16 @@ pub trait Reclaim: Send {
         out: &mut Vec<PageNo>,
     );
 
-    /// Pages inserted and neither removed nor taken out.
-    fn len(&self) -> PageCount;
-
-    /// True when no page is inserted.
-    fn is_empty(&self) -> bool {
-        self.len() == PageCount(0)
-    }
-
-    /// Most bytes of metadata held so far. O(1).
-    fn metadata_bytes(&self) -> Bytes;
-
-    /// The rule in force of a policy that chooses between rules. O(1).
-    fn choice(&self) -> Option<Choice> {
-        None
-    }
-
-    /// The name the user knows it by.
-    fn name(&self) -> &'static str;
+    /// The state now. O(1).
+    fn shown(&self) -> Shown;
 }
 
-/// The reclaim policies a user can name; the first is the default.
-pub const NAMES: [&str; 5] = ["auto", "active_inactive", "clock", "clock_w", "lru"];
-
-/// Makes an empty policy. Errors: an unknown name; the message lists the valid ones.
-pub fn by_name(name: &str) -> Result<Box<dyn Reclaim>, UnknownPolicy> {
-    match name {
-        "active_inactive" => Ok(Box::new(active_inactive::ActiveInactive::new())),
-        "auto" => Ok(Box::new(auto::Auto::new())),
-        "clock" => Ok(Box::new(clock::Clock::new())),
-        "clock_w" => Ok(Box::new(clock_w::ClockW::new())),
-        "lru" => Ok(Box::new(lru::Lru::new())),
-        _ => Err(UnknownPolicy::new("reclaim", name, &NAMES)),
-    }
-}
-
-policy_name! {
+policies! {
     /// The name of a reclaim policy that there is.
-    ReclaimName makes Reclaim
+    ReclaimName makes Box<dyn Reclaim>, "reclaim";
+    "auto" => Box::new(auto::Auto::new());
+    "active_inactive" => Box::new(active_inactive::ActiveInactive::new());
+    "clock" => Box::new(clock::Clock::new());
+    "clock_w" => Box::new(clock_w::ClockW::new());
+    "lru" => Box::new(lru::Lru::new());
 }

@@ -95,10 +95,10 @@ fn misses(policy: &mut dyn Reclaim, references: &[u32], room: usize, touches: bo
             continue;
         }
         missed += u64::from(index >= warm);
-        if policy.len().0 as usize >= room {
+        if policy.shown().len.0 as usize >= room {
             out.clear();
             policy.select(BATCH, 64 * BATCH, &mut |_| Verdict::Take, &mut out);
-            assert!(!out.is_empty(), "{} finds no victim", policy.name());
+            assert!(!out.is_empty(), "no victim");
             for &victim in &out {
                 resident[victim.0 as usize] = false;
                 left_at[victim.0 as usize] = Some(evictions);

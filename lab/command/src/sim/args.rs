@@ -79,9 +79,8 @@ pub(crate) struct SimArgs {
     #[arg(long, value_name = "COST", default_value = "auto", value_parser = parsed::<Cost>)]
     pub context_switch: Cost,
 
-    /// Policies that choose the tier of a page: worth, waterfall, temperature, locality or
-    /// latency_group; several by commas [default: as recorded if a live run is replayed, otherwise
-    /// worth]
+    /// Policies that choose the tier of a page (see `run --placement`); several by commas
+    /// [default: as recorded if a live run is replayed, otherwise that of `run`]
     #[arg(long, value_name = "NAME,..", value_delimiter = ',')]
     pub placement: Vec<PlacementName>,
 

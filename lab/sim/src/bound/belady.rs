@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use undercroft_base::{Bytes, PageCount, PageNo};
-use undercroft_policy::reclaim::{Arrival, Reclaim, Verdict};
+use undercroft_policy::reclaim::{Arrival, Reclaim, Shown, Verdict};
 
 /// Never used again.
 const NEVER: u32 = u32::MAX;
@@ -159,19 +159,15 @@ impl Reclaim for Belady {
         self.queue.extend(self.aside.drain(..));
     }
 
-    fn len(&self) -> PageCount {
-        PageCount(self.count)
-    }
-
     /// Without its knowledge of the future.
-    fn metadata_bytes(&self) -> Bytes {
+    fn shown(&self) -> Shown {
         let pages = self.upcoming.capacity() * size_of::<u32>() + self.resident.capacity();
         let entries = self.queue.capacity() + self.aside.capacity();
-        Bytes((pages + entries * size_of::<(u32, u32)>()) as u64)
-    }
-
-    fn name(&self) -> &'static str {
-        "belady"
+        Shown {
+            len: PageCount(self.count),
+            metadata: Bytes((pages + entries * size_of::<(u32, u32)>()) as u64),
+            choice: None,
+        }
     }
 }
 

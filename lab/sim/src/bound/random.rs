@@ -1,7 +1,7 @@
 //! Random replacement: any page may leave next. A policy must do better.
 
 use undercroft_base::{Bytes, PageCount, PageNo};
-use undercroft_policy::reclaim::{Arrival, Reclaim, Verdict};
+use undercroft_policy::reclaim::{Arrival, Reclaim, Shown, Verdict};
 use undercroft_seeded::Random;
 
 const NOWHERE: u32 = u32::MAX;
@@ -81,15 +81,12 @@ impl Reclaim for RandomReclaim {
         }
     }
 
-    fn len(&self) -> PageCount {
-        PageCount(self.pages.len() as u64)
-    }
-
-    fn metadata_bytes(&self) -> Bytes {
-        Bytes((size_of::<u32>() * (self.pages.capacity() + self.places.capacity())) as u64)
-    }
-
-    fn name(&self) -> &'static str {
-        "random"
+    fn shown(&self) -> Shown {
+        let numbers = self.pages.capacity() + self.places.capacity();
+        Shown {
+            len: PageCount(self.pages.len() as u64),
+            metadata: Bytes((size_of::<u32>() * numbers) as u64),
+            choice: None,
+        }
     }
 }

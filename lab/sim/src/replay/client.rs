@@ -226,7 +226,7 @@ fn reclaim_of(setup: &Setup, stream: &PageStream, seed: u64) -> Result<WithFutur
 }
 
 /// The prefetch policy of a setup.
-fn prefetch_of(setup: &Setup) -> Result<Box<dyn Prefetch>, SetupError> {
+fn prefetch_of(setup: &Setup) -> Result<Option<Box<dyn Prefetch>>, SetupError> {
     let name = &setup.prefetch;
     undercroft_policy::prefetch::by_name(name)
         .map_err(|error| SetupError::option("--prefetch", name, error.to_string(), ""))
@@ -279,7 +279,7 @@ impl<'a> Client<'a> {
             Some(kernel) => kernel.make(),
             None => setup.placement.make(),
         };
-        let part = place.reserve_part();
+        let part = place.shown(0).reserve_part;
         engine.set_place(place);
         let space = add_pages(&mut engine, stream);
         let plugin = if setup.reclaim.ends_with(FILE_END) {
@@ -479,7 +479,7 @@ impl<'a> Client<'a> {
         let passed = self.clock.seconds() - stall.began.seconds();
         let referenced = self.spent.reference.seconds() - stall.referenced.seconds();
         let lately = (1.0 - referenced / passed).max(0.0);
-        let all = self.engine.migrations().shift_of_all();
+        let all = self.engine.books().placement(0).shift_of_all;
         let shift = stall.control.end_window(ratio, lately, all);
         (stall.began, stall.referenced) = (self.clock, self.spent.reference);
         self.engine.migrations().set_shift(shift);

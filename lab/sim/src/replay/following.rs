@@ -27,7 +27,7 @@ impl Following {
     /// For a client with `frames` pages.
     ///
     /// * `part`: one in this many pages is kept free
-    ///   ([`Place::reserve_part`](undercroft_policy::place::Place::reserve_part)).
+    ///   ([`Shown::reserve_part`](undercroft_policy::place::Shown::reserve_part)).
     pub(super) fn new(
         reclaim: &ReclaimName,
         place: &PlacementName,

@@ -6,12 +6,12 @@ use undercroft_seeded::Random;
 
 /// The windows of another policy, and any neighbours where that policy wants no window.
 pub(super) struct Beside {
-    windows: Box<dyn Prefetch>,
+    windows: Option<Box<dyn Prefetch>>,
     random: Random,
 }
 
 impl Beside {
-    pub(super) fn new(windows: Box<dyn Prefetch>, seed: u64) -> Beside {
+    pub(super) fn new(windows: Option<Box<dyn Prefetch>>, seed: u64) -> Beside {
         Beside {
             windows,
             random: Random::new(seed ^ 0xbe5),
@@ -21,7 +21,8 @@ impl Beside {
 
 impl Prefetch for Beside {
     fn on_fault(&mut self, fault: FaultSeen) -> Window {
-        self.windows.on_fault(fault)
+        let windows = self.windows.as_mut();
+        windows.map_or(Window::default(), |it| it.on_fault(fault))
     }
 
     fn off_trend(&mut self, _: FaultSeen, _: Now, look: &mut dyn FnMut() -> Around) -> Along {
@@ -33,9 +34,5 @@ impl Prefetch for Beside {
             pages: self.random.bits() as u32,
             used: 0,
         }
-    }
-
-    fn name(&self) -> &'static str {
-        "beside"
     }
 }

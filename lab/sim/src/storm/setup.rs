@@ -308,8 +308,8 @@ impl StormSetup {
         };
         match key {
             "seed" => self.seed = number()?,
-            "reclaim" => self.reclaim = named(&reclaim::NAMES)?,
-            "prefetch" => self.prefetch = named(&prefetch::NAMES)?,
+            "reclaim" => self.reclaim = named(reclaim::NAMES)?,
+            "prefetch" => self.prefetch = named(prefetch::NAMES)?,
             "limit_pages" => self.limit_pages = bounded(1..=1 << 20)?,
             "tier" => self.tiers.push(tier(value)?),
             "ledger_chunks" => self.ledger_chunks = bounded(1..=4096)? as usize,

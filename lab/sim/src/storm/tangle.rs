@@ -1,10 +1,10 @@
 //! A placement that links pages at random: what the engine must bear of one that links the wrong
 //! pages, or pages that are long gone.
 
-use undercroft_base::{Bytes, PageNo};
+use undercroft_base::PageNo;
 use undercroft_policy::place::waterfall::Waterfall;
 use undercroft_policy::place::{
-    BATCH_PAGES, Leaving, Migration, PageFacts, Place, TierOrder, TierState,
+    Ask, BATCH_PAGES, Event, Migration, Place, Shown, TierOrder, TierState,
 };
 use undercroft_seeded::Random;
 
@@ -27,27 +27,12 @@ impl Tangle {
 }
 
 impl Place for Tangle {
-    fn order(&mut self, page: PageFacts, tiers: &[TierState]) -> TierOrder {
-        Waterfall.order(page, tiers)
+    fn order(&mut self, _: PageNo, tiers: &[TierState]) -> TierOrder {
+        TierOrder::downwards(tiers.len())
     }
 
-    fn migrate(&mut self, limit: Bytes, tiers: &[TierState]) -> Option<Migration> {
-        Waterfall.migrate(limit, tiers)
-    }
-
-    fn leaving(&mut self, pages: &[Leaving], _: &[TierState]) {
-        for page in pages {
-            if self.known.len() < KNOWN_MAX {
-                self.known.push(page.no);
-            } else {
-                let at = self.random.index(KNOWN_MAX);
-                self.known[at] = page.no;
-            }
-        }
-    }
-
-    fn links_pages(&self) -> bool {
-        true
+    fn next_move(&mut self, ask: Ask<'_>, tiers: &[TierState]) -> Option<Migration> {
+        Waterfall.next_move(ask, tiers)
     }
 
     fn together(&mut self, _: PageNo, out: &mut Vec<PageNo>) {
@@ -60,7 +45,24 @@ impl Place for Tangle {
         }
     }
 
-    fn name(&self) -> &'static str {
-        "tangle"
+    fn heard(&mut self, event: Event<'_>) {
+        let Event::Leaving(pages, _) = event else {
+            return;
+        };
+        for page in pages {
+            if self.known.len() < KNOWN_MAX {
+                self.known.push(page.no);
+            } else {
+                let at = self.random.index(KNOWN_MAX);
+                self.known[at] = page.no;
+            }
+        }
+    }
+
+    fn shown(&self, _: usize) -> Shown {
+        Shown {
+            links_pages: true,
+            ..Shown::default()
+        }
     }
 }

@@ -564,10 +564,10 @@ pub(super) mod policies {
         }
     }
 
-    pub(crate) fn prefetch(setup: &StormSetup) -> Box<dyn prefetch::Prefetch> {
+    pub(crate) fn prefetch(setup: &StormSetup) -> Option<Box<dyn prefetch::Prefetch>> {
         let named = prefetch::by_name(setup.prefetch).expect("a policy of the list");
         if setup.beside {
-            Box::new(Beside::new(named, setup.seed))
+            Some(Box::new(Beside::new(named, setup.seed)))
         } else {
             named
         }

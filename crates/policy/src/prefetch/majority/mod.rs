@@ -332,9 +332,6 @@ impl Default for Majority {
 }
 
 impl Majority {
-    /// The name the user knows it by.
-    pub const NAME: &'static str = "majority";
-
     /// A prefetcher without history. Allocates all that it will ever use.
     pub fn new() -> Majority {
         Majority {
@@ -402,10 +399,6 @@ impl Prefetch for Majority {
             thread.streams[stream].came = Some((at(all.trailing_zeros()), at(all.ilog2())));
         }
         along
-    }
-
-    fn name(&self) -> &'static str {
-        Majority::NAME
     }
 }
 

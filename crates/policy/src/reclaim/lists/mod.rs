@@ -11,6 +11,7 @@
 
 mod chunk;
 
+use super::Shown;
 use undercroft_base::{Bytes, PageCount, PageNo};
 
 use chunk::{Chunk, Link, PER_CHUNK, Pool, before, get, place, set};
@@ -255,6 +256,15 @@ impl PageLists {
             let listed = block.listed() >> bit & 1;
             block.mark[0] |= (listed & u64::from(bits)) << bit;
             block.mark[1] |= (listed & u64::from(bits >> 1)) << bit;
+        }
+    }
+
+    /// State of a policy over these lists. Cost: O(1).
+    pub(super) fn shown(&self) -> Shown {
+        Shown {
+            len: self.total(),
+            metadata: self.held_bytes_peak(),
+            choice: None,
         }
     }
 
