@@ -1,8 +1,9 @@
-//! How long functions are, from `fn` to the closing brace, comments and all.
+//! How long functions are, from `fn` to the closing brace, comments and all; and how many methods
+//! the traits of policies have.
 
 use syn::visit::{self, Visit};
 
-use super::tables::{FUNCTION_LINES_MAX, LONG_FUNCTIONS, LONGEST_LINES_MAX};
+use super::tables::{FUNCTION_LINES_MAX, LONG_FUNCTIONS, LONGEST_LINES_MAX, TRAIT_METHODS_MAX};
 use super::tree::{Tree, crate_of};
 
 /// A function over the bound.
@@ -54,6 +55,27 @@ fn too_long(tree: &Tree) -> Vec<Long> {
     found
 }
 
+/// Traits of policies that ask more of who writes one than [`TRAIT_METHODS_MAX`] methods.
+pub(super) fn wide_traits(tree: &Tree) -> Vec<String> {
+    let of_policies = |(path, _): &(&String, &String)| path.starts_with("crates/policy/src/");
+    let mut wrong = Vec::new();
+    for (path, text) in tree.sources.iter().filter(of_policies) {
+        let items = syn::parse_file(text).map_or(Vec::new(), |file| file.items);
+        for item in items {
+            let syn::Item::Trait(it) = item else { continue };
+            let is_method = |item: &&syn::TraitItem| matches!(item, syn::TraitItem::Fn(_));
+            let methods = it.items.iter().filter(is_method).count();
+            if methods > TRAIT_METHODS_MAX {
+                let name = it.ident;
+                wrong.push(format!(
+                    "{path}: trait {name} has {methods} methods; {TRAIT_METHODS_MAX} is the most"
+                ));
+            }
+        }
+    }
+    wrong
+}
+
 /// The name of a file without its ending; of a `mod.rs`, its folder's.
 fn file_of(path: &str) -> &str {
     let mut parts = path.trim_end_matches(".rs").rsplit('/');
@@ -103,17 +125,31 @@ impl<'ast> Visit<'ast> for Functions {
 mod tests {
     use super::*;
 
+    fn tree_of(path: &str, text: String) -> Tree {
+        Tree {
+            sources: [(path.to_owned(), text)].into(),
+            texts: Default::default(),
+            manifests: Default::default(),
+        }
+    }
+
+    #[test]
+    fn a_trait_of_policies_with_too_many_methods_is_found() {
+        let found = |methods: usize| {
+            let methods: String = (0..methods).map(|at| format!("fn f{at}();")).collect();
+            let text = format!("trait Place {{ {methods} }}");
+            wide_traits(&tree_of("crates/policy/src/a.rs", text)).len()
+        };
+        assert_eq!(found(TRAIT_METHODS_MAX), 0);
+        assert_eq!(found(TRAIT_METHODS_MAX + 1), 1);
+    }
+
     #[test]
     fn a_long_function_is_found_wherever_it_is() {
         let body = "    a();\n".repeat(FUNCTION_LINES_MAX);
         let long_one = format!("fn long() {{\n{body}}}\n");
         let text = format!("{long_one}impl A {{\n{long_one}fn short() {{}}\n}}\n");
-        let sources = [("crates/base/src/a.rs".to_owned(), text)].into();
-        let tree = Tree {
-            sources,
-            texts: Default::default(),
-            manifests: Default::default(),
-        };
+        let tree = tree_of("crates/base/src/a.rs", text);
         let found = too_long(&tree);
         let lines: Vec<usize> = found.iter().map(|long| long.lines).collect();
         assert_eq!(lines, [FUNCTION_LINES_MAX + 2; 2]);

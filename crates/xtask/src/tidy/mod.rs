@@ -16,7 +16,7 @@ pub(crate) use tree::root;
 /// A rule: its name, and what breaks it (one line each).
 type Check = (&'static str, fn(&Tree) -> Vec<String>);
 
-const CHECKS: [Check; 18] = [
+const CHECKS: [Check; 19] = [
     ("crates use only what is below them", crates::arrows),
     ("crates form no circle", crates::circles),
     (
@@ -40,6 +40,7 @@ const CHECKS: [Check; 18] = [
         "functions are short, and the list of long ones is true",
         functions::long,
     ),
+    ("a policy is a few methods", functions::wide_traits),
     ("files say their job first", text::heads),
     ("files are short", text::file_lengths),
     (

@@ -191,6 +191,9 @@ pub(super) const TEXT_WIDTH_MAX: usize = 120;
 pub(super) const FUNCTION_LINES_MAX: usize = 70;
 pub(super) const LONGEST_LINES_MAX: usize = 100;
 
+/// Most methods of a trait of policies.
+pub(super) const TRAIT_METHODS_MAX: usize = 6;
+
 /// Functions over [`FUNCTION_LINES_MAX`] lines, as `crate::name`, and why each stays whole.
 pub(super) const LONG_FUNCTIONS: &[(&str, &str)] = &[
     (
