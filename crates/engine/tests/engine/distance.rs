@@ -3,8 +3,9 @@
 
 use std::sync::{Arc, Mutex};
 
-use undercroft_base::{PageCount, PageNo, Slot, TierId, VirtPage, VirtRange};
+use undercroft_base::{Flags, PageCount, PageNo, Slot, TierId, VirtPage, VirtRange};
 use undercroft_engine::{Engine, Outcome, Taken, VecLedger};
+use undercroft_policy::place::{Ask, LatencyClass, Loaded, Migration, Place, TierOrder, TierState};
 use undercroft_policy::reclaim::lru::Lru;
 use undercroft_policy::reclaim::{Arrival, Reclaim, Shown, Verdict};
 
@@ -138,4 +139,58 @@ fn leave(engine: &mut Engine<VecLedger>, count: usize) -> u64 {
         }
     }
     engine.books().stats().clean_dropped - before
+}
+
+/// News of a page for a placement: its tier, its distance, and the faults that waited.
+type Heard = Vec<(PageNo, TierId, Option<PageCount>, u64)>;
+
+/// Notes the pages that were loaded, and has their copies kept or not.
+struct Keeps(bool, Arc<Mutex<Heard>>);
+
+impl Place for Keeps {
+    fn order(&mut self, _: PageNo, tiers: &[TierState]) -> TierOrder {
+        TierOrder::downwards(tiers.len())
+    }
+
+    fn loaded(&mut self, page: Loaded<'_>) -> bool {
+        let heard = (page.no, page.from, page.distance, page.waited);
+        self.1.lock().expect("one thread").push(heard);
+        self.0
+    }
+
+    fn next_move(&mut self, _: Ask<'_>, _: &[TierState]) -> Option<Migration> {
+        None
+    }
+}
+
+/// A page that is one repeated word comes from no tier.
+#[test]
+fn a_placement_hears_once_of_a_page_that_was_loaded_and_says_whether_the_copy_stays() {
+    for keeps in [true, false] {
+        let heard = Arc::new(Mutex::new(Heard::new()));
+        let mut engine = common::engine_with(2, 1000, Box::new(Lru::new()), true);
+        engine.set_place(Box::new(Keeps(keeps, heard.clone())));
+        let tier = TierState::empty(LatencyClass::Device);
+        engine.migrations().set_tiers([tier]);
+        let space = engine.layout().add_space();
+        let all = VirtRange::new(VirtPage(0), VirtPage(512));
+        engine.layout().attached(space, all);
+        for page in 0..200 {
+            common::touch(&mut engine, space, VirtPage(page));
+        }
+        let (mut batch, mut wake) = (Vec::new(), Vec::new());
+        assert!(engine.evictions().select(64, &mut batch));
+        let outcomes = [Outcome::Stored(TierId(0), Slot(7)), Outcome::Fill(7)];
+        for (item, outcome) in batch.iter().zip(outcomes) {
+            engine.evictions().settle(item.at, Taken::Moved, &mut wake);
+            engine.evictions().publish(item.at, outcome, &mut wake);
+        }
+        for item in &batch[..2] {
+            common::touch(&mut engine, space, item.page);
+        }
+        let expected = [(batch[0].no, TierId(0), Some(PageCount(64)), 1)];
+        assert_eq!(*heard.lock().expect("one thread"), expected);
+        let entry = engine.books().entry(space, batch[0].page);
+        assert_eq!(entry.flags.has(Flags::RETAINED), keeps);
+    }
 }
