@@ -34,7 +34,7 @@ pub use cgroup::groups_of;
 pub use container::Container;
 pub use kernel::{Plain, SwapFile, Zram, Zswap};
 pub use process::{CommandLine, Finished, Running, Stdout};
-pub use undercroft::{TierChoice, Undercroft};
+pub use undercroft::{TierChoice, Undercroft, UndercroftGuest};
 
 /// Why a rig could not be used.
 #[derive(Debug, thiserror::Error)]

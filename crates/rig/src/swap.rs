@@ -73,6 +73,28 @@ pub fn wait_until_alone() -> Result<(), RigError> {
     Ok(())
 }
 
+/// The kernel's swap read-ahead, as it was. It is put back on drop.
+#[derive(Debug)]
+pub struct ReadAhead(String);
+
+const READ_AHEAD: &str = "/proc/sys/vm/page-cluster";
+
+/// Lets the kernel read only pages that a program touches, as long as the result lives.
+pub fn without_read_ahead() -> Result<ReadAhead, RigError> {
+    let before =
+        fs::read_to_string(READ_AHEAD).map_err(RigError::failed(format!("read {READ_AHEAD}")))?;
+    write(READ_AHEAD, "0")?;
+    Ok(ReadAhead(before.trim().to_owned()))
+}
+
+impl Drop for ReadAhead {
+    fn drop(&mut self) {
+        if let Err(error) = write(READ_AHEAD, &self.0) {
+            eprintln!("lab: the kernel's read-ahead stays off: {error}");
+        }
+    }
+}
+
 /// Checks what every swap rig needs: no other swap is active, memory cgroups, and the tools.
 pub fn check(rig: &'static str) -> Result<(), RigError> {
     wait_until_alone()?;

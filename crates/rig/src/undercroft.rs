@@ -117,3 +117,36 @@ impl Rig for Undercroft {
         })
     }
 }
+
+/// The same rig for a monitor of virtual machines: `undercroft vm --memory SIZE` in place of `run`.
+pub struct UndercroftGuest {
+    /// All else.
+    pub run: Undercroft,
+    /// Memory of the machine.
+    pub memory: Bytes,
+}
+
+impl Rig for UndercroftGuest {
+    fn name(&self) -> &'static str {
+        self.run.name()
+    }
+
+    fn stores_outside_limit(&self) -> bool {
+        self.run.stores_outside_limit()
+    }
+
+    fn set_up(&self, limit: Bytes) -> Result<Stage, RigError> {
+        let mut stage = self.run.set_up(limit)?;
+        let words = [
+            "vm".into(),
+            "--memory".into(),
+            self.memory.0.to_string().into(),
+        ];
+        stage.prefix.splice(1..2, words);
+        let command = stage.facts.get_mut("command");
+        if let Some(command) = command {
+            *command = command.replacen(" run ", &format!(" vm --memory {} ", self.memory.0), 1);
+        }
+        Ok(stage)
+    }
+}

@@ -89,7 +89,7 @@ fn no_page_of_a_guest_leaves_while_swap_that_loses_pages_is_on() {
     let folder = tempfile::tempdir().expect("a scratch folder");
     let swaps = folder.path().join("swaps");
     std::fs::write(&swaps, OFF).expect("written");
-    let job = guest(48 * MIB, &["2", "14", "3"]).limit(LIMIT);
+    let job = guest("guest", 48 * MIB, &["2", "14", "3"]).limit(LIMIT);
     let mut run = job.env("UNDERCROFT_TEST_SWAPS", &swaps).start();
     let left = |run: &Running| run.status()?["pages"]["swapped_out"].as_u64();
     run.until("pages that leave", 60, |run| {

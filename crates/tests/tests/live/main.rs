@@ -45,4 +45,5 @@ mod tiers;
 mod transparency;
 mod trees;
 mod vm;
+mod vm_kvm;
 mod watching;

@@ -12,10 +12,10 @@ use undercroft_tests::{
 
 use crate::takeover::{manager_of, successor, under_kills, wait_for_end};
 
-/// A run of `programs/guest.c`.
-pub(crate) fn guest(bytes: u64, arguments: &[&str]) -> Job {
+/// A run of a monitor among `programs`: `guest`, which has no machine, or `kvm_guest`.
+pub(crate) fn guest(monitor: &str, bytes: u64, arguments: &[&str]) -> Job {
     let memory = format!("{bytes}");
-    let job = Job::new(build("guest")).args(arguments).vm();
+    let job = Job::new(build(monitor)).args(arguments).vm();
     job.options(["--memory", &memory])
 }
 
@@ -27,7 +27,7 @@ fn a_guest_in_a_quarter_of_its_memory_keeps_every_byte_while_managers_die() {
     let most = setting("UNDERCROFT_TEST_KILLS", 24) / 3;
     for (seed, kills) in [(1, 0), (2, most)] {
         let arguments = ["3", rounds("6", "10"), &seed.to_string()];
-        let job = guest(64 * MIB, &arguments).limit(17 * MIB);
+        let job = guest("guest", 64 * MIB, &arguments).limit(17 * MIB);
         let mut run = job.timeout(60 + kills).start();
         // A guest that fills its memory at once is found above the limit, and shrinks then.
         let seen = run.until("guest memory in tiers", 30, |run| {
@@ -74,7 +74,9 @@ fn a_guest_in_a_quarter_of_its_memory_keeps_every_byte_while_managers_die() {
 #[test]
 fn a_guest_below_its_limit_has_no_fault() {
     turn!(beside_others, "it is about guest memory");
-    let mut run = guest(16 * MIB, &["2", "5", "5"]).limit(256 * MIB).start();
+    let mut run = guest("guest", 16 * MIB, &["2", "5", "5"])
+        .limit(256 * MIB)
+        .start();
     run.until("memory", 20, |run| {
         let memory = run.status()?["memory_bytes"].as_u64()?;
         (memory > 15 * MIB).then_some(())
@@ -95,7 +97,7 @@ fn guest_memory_that_cannot_be_managed_ends_the_run_with_the_reason() {
         ("later", "in one piece and once"),
         ("beyond", "from its first byte to its last"),
     ] {
-        let job = guest(32 * MIB, &["2", "20", "5", how]).limit(12 * MIB);
+        let job = guest("guest", 32 * MIB, &["2", "20", "5", how]).limit(12 * MIB);
         let outcome = job.timeout(60).run().expect(125);
         assert!(outcome.errors.contains(why), "{outcome}");
     }

@@ -5,6 +5,7 @@ mod below_limit;
 mod clients;
 mod fio;
 mod first_touch;
+mod flexswap;
 mod hybridswap;
 mod hybridswap_peers;
 mod hybridswap_stall;
@@ -44,7 +45,7 @@ pub(crate) enum Run {
 }
 
 /// Every experiment.
-pub(crate) static EXPERIMENTS: [Experiment; 36] = [
+pub(crate) static EXPERIMENTS: [Experiment; 37] = [
     Experiment {
         name: "patterns",
         about: "memory patterns under equal total DRAM: RAM tier against zram and zswap, file \
@@ -224,6 +225,12 @@ pub(crate) static EXPERIMENTS: [Experiment; 36] = [
         name: "hybridswap-fig5.10",
         about: "HybridSwap, figure 5.10: processor time of its work, by the run time, simulated",
         run: Run::Simulated(hybridswap_peers::fig_5_10),
+    },
+    Experiment {
+        name: "flexswap-fig6",
+        about: "FlexSwap, figure 6: a fault of a virtual machine against kernel swap, and what it \
+                costs to be managed below the limit",
+        run: Run::Measured(flexswap::fig6),
     },
     Experiment {
         name: "clients-100",
