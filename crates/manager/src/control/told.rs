@@ -33,6 +33,9 @@ use crate::space::shared::Shared;
 /// How often the thread looks whether it is still needed.
 const LOOK: Duration = Duration::from_millis(500);
 
+/// Pages that are forgotten at once: 32 MiB. The kernel takes 4 ms for the hole if all are there.
+const PART: u64 = 8192;
+
 /// Starts the thread that hears the process which maps this guest memory. Call it before a page of
 /// the memory leaves.
 ///
@@ -60,7 +63,7 @@ fn hear(shared: &Shared, process: &Process) {
     let goes_on = || !shared.signals.stopped() && !process.gone.load(Ordering::Relaxed);
     let mut last = commands.last_heard();
     while let Some((told, given)) = commands.told(last, LOOK, goes_on) {
-        forget(shared, process, &hosted.guest, pages_of(given));
+        forget(shared, process, &hosted.guest, pages_of(given), PART);
         commands.heard(told);
         last = told;
     }
@@ -74,11 +77,24 @@ fn pages_of([from, to]: [u64; 2]) -> VirtRange {
 }
 
 /// Forgets pages of guest memory that were given back. They read as zeros.
-fn forget(shared: &Shared, process: &Process, guest: &Guest, range: VirtRange) {
-    let range = range.intersect(guest.object().whole());
-    if range.is_empty() {
-        return;
+///
+/// * `most`: pages that are forgotten while the layout is held once. No page is installed meanwhile,
+///   and the program may give gigabytes back in one call.
+fn forget(shared: &Shared, process: &Process, guest: &Guest, range: VirtRange, most: u64) {
+    let mut left = range.intersect(guest.object().whole());
+    while !left.is_empty() {
+        // The parts begin at multiples of chunks, which are forgotten whole.
+        let end = VirtPage((left.start.0 / most + 1) * most).min(left.end);
+        forget_part(shared, process, guest, VirtRange::new(left.start, end));
+        left.start = end;
+        pause();
     }
+    shared.books.free_released();
+    shared.signals.stir();
+    shared.signals.kick_evictor(); // there is more room
+}
+
+fn forget_part(shared: &Shared, process: &Process, guest: &Guest, range: VirtRange) {
     {
         let _layout = process.layout.write();
         let _held = shared.gauges.layout_holds.hold();
@@ -90,11 +106,8 @@ fn forget(shared: &Shared, process: &Process, guest: &Guest, range: VirtRange) {
         let _ = guest.give_up(range, present);
         guest.note_given_back(present + away);
     }
-    shared.books.free_released();
     // A thread that waits for such a page faults again.
     process.memory.wake(range);
-    shared.signals.stir();
-    shared.signals.kick_evictor(); // there is more room
 }
 
 /// How many pages of a range are in memory by the books, and how many are not and have a copy.
@@ -134,7 +147,13 @@ mod tests {
     }
 
     fn give_back(machine: &Machine, range: VirtRange) {
-        forget(&machine.shared, &machine.process, machine.guest(), range);
+        forget(
+            &machine.shared,
+            &machine.process,
+            machine.guest(),
+            range,
+            PART,
+        );
     }
 
     fn in_memory(machine: &Machine, page: VirtPage) -> bool {
@@ -291,6 +310,31 @@ mod tests {
         assert_eq!(state(&machine, VirtPage(150)), PageState::Untouched);
         let grown = machine.guest().take_balance();
         assert_eq!(grown, -100, "nothing is missing");
+    }
+
+    /// A fault of another page waits for a part of it only.
+    #[test]
+    fn a_large_hole_lets_pages_be_installed_before_it_is_forgotten_whole() {
+        let Some(machine) = Machine::new() else {
+            return;
+        };
+        let (first, last) = (VirtPage(0), VirtPage(2047));
+        let all = VirtRange::new(first, last.plus(1));
+        let is_half_done = || {
+            let _layout = machine.process.layout.read();
+            let states = [first, last].map(|page| state(&machine, page));
+            states == [PageState::Untouched, PageState::Resident]
+        };
+        std::thread::scope(|scope| {
+            let (shared, process, guest) = (&machine.shared, &machine.process, machine.guest());
+            let forgets = scope.spawn(move || forget(shared, process, guest, all, 8));
+            let mut half_done = 0;
+            while !forgets.is_finished() {
+                half_done += u64::from(is_half_done());
+            }
+            assert!(half_done > 0, "all of it was forgotten at once");
+        });
+        assert_eq!(machine.guest().given_back(), all.count());
     }
 
     #[test]

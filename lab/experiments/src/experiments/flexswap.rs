@@ -3,7 +3,7 @@
 //!
 //! The monitor is the one of the live tests: it runs its guest under KVM, and the guest times each
 //! of its reads. Every page is read once a round, in random order, so each read of a page that is
-//! away is one fault. As in the paper, nothing is read ahead. Half of the pages compress badly.
+//! away is one fault. As in the paper, nothing is read ahead.
 
 use super::redis_server::installed;
 use super::{Lab, progress, retrying, skip};
