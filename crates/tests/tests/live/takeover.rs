@@ -154,7 +154,7 @@ pub(crate) fn under_kills(
 
 /// Prints what the takeovers of a run took. Panics if there was none.
 #[track_caller]
-fn told(name: &str, killed: u64, outcome: &Outcome) {
+pub(crate) fn told(name: &str, killed: u64, outcome: &Outcome) {
     let number = |field: &str| outcome.number(&format!("takeovers.{field}"));
     let ms = |field: &str| number(field).unwrap_or(f64::NAN) * 1e3;
     say(&format!(
