@@ -78,8 +78,8 @@ fn pages_of([from, to]: [u64; 2]) -> VirtRange {
 
 /// Forgets pages of guest memory that were given back. They read as zeros.
 ///
-/// * `most`: pages that are forgotten while the layout is held once. No page is installed meanwhile,
-///   and the program may give gigabytes back in one call.
+/// * `most`: pages that are forgotten while the layout is held once. No page is installed
+///   meanwhile, and the program may give gigabytes back in one call.
 fn forget(shared: &Shared, process: &Process, guest: &Guest, range: VirtRange, most: u64) {
     let mut left = range.intersect(guest.object().whole());
     while !left.is_empty() {
