@@ -65,8 +65,10 @@ fn increments_are_lost_if_pages_leave_unprotected() {
     if !has_kvm() {
         return;
     }
-    for (how, loses) in [("protect", false), ("none", true)] {
-        let words = ["control", "64", "2", "1", "50000", "16", how];
+    // A run lost 47 to 336. Four of them all lose none only if the guest has stopped to race.
+    let unprotected = ["1", "2", "3", "4"].map(|seed| ("none", seed));
+    for (how, seed) in [("protect", "1")].into_iter().chain(unprotected) {
+        let words = ["control", "64", "2", seed, "50000", "16", how];
         let outcome = Job::new(build("kvm_guest")).args(words).run().expect(0);
         let [increments, wrong, missing, evicted, faults] = outcome.numbers();
         say(&format!(
@@ -74,8 +76,12 @@ fn increments_are_lost_if_pages_leave_unprotected() {
              words; {evicted} pages left, {faults} faults"
         ));
         assert!(evicted > 5000.0 && faults > 5000.0, "{outcome}");
-        assert_eq!(wrong > 0.0, loses, "{outcome}");
+        if wrong > 0.0 {
+            assert_eq!(how, "none", "{outcome}");
+            return;
+        }
     }
+    panic!("nothing was lost without protection");
 }
 
 /// Pages that a virtual CPU gives back are in memory, away or on their way. The others go on.
