@@ -6,6 +6,8 @@ use std::process::Command;
 
 use undercroft_tests::{Job, MIB, Outcome, build, find, rounds, skip, turn, undercroft};
 
+use crate::vm::guest;
+
 /// Functions that a policy may import, as text.
 const IMPORTS: &str = r#"
     (import "undercroft" "reclaim" (func $reclaim (param i32 i64) (result i32)))
@@ -243,4 +245,20 @@ fn a_file_that_is_no_policy_is_refused_before_the_program_starts() {
         );
         assert!(!started.exists(), "{said}");
     }
+}
+
+/// The guest's memory is a space whose pages are offsets. Pages of processes have larger numbers.
+#[test]
+fn a_policy_file_names_pages_of_a_guest_by_their_offset_in_its_memory() {
+    turn!(beside_others, "a plain run has no policy");
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let of_guest = "(if (i64.ge_u (local.get $page) (i64.const 16384)) (then (return)))";
+    let on_event = format!("{of_guest} {BEHIND}");
+    let file = policy(folder.path(), "guest.wasm", 1, &on_event, BEHIND_MORE);
+    let job = guest(64 * MIB, &["3", rounds("6", "10"), "7"]).limit(17 * MIB);
+    let outcome = job.options(["--policy", text(&file)]).run().expect(0);
+    let [increments, _, _, _, wrong] = outcome.numbers();
+    assert!(increments > 1000.0 && wrong == 0.0, "{outcome}");
+    let chosen = count(&outcome, "policies.plugin.pages_chosen");
+    assert!(chosen > 100.0, "{outcome}");
 }
