@@ -154,6 +154,15 @@ fn options() -> Value {
             "stall-max": text(
                 "Most of its time that the program may wait for pages, such as 30%; none or null: no bound."
             ),
+            "policy": text(
+                "Absolute path of a policy file, which the server reads; none or null: no file."
+            ),
+        },
+        "patternProperties": {
+            "^policy\\.[A-Za-z0-9_]+$": {
+                "type": "string",
+                "description": "A parameter of the policy file: a whole number of 64 bits.",
+            },
         },
         "additionalProperties": false,
         "minProperties": 1,

@@ -318,7 +318,19 @@ fn change_of(body: &Value) -> Result<Change, String> {
         "latency" => Ok(Change::Latency(parsed(text)?)),
         "stall-max" => Ok(Change::StallMax(parsed(text)?)),
         "memory-max" => Ok(Change::MemoryMax(parsed(text)?)),
-        _ => Err("`latency`, `memory-max` and `stall-max` can be set".to_owned()),
+        "policy" => match text.filter(|text| *text != "auto") {
+            None => Ok(Change::Policy(None)),
+            Some(path) if path.starts_with('/') => Ok(Change::Policy(Some(path.into()))),
+            Some(path) => Err(format!("{path} is no absolute path of a policy file")),
+        },
+        key if key.starts_with("policy.") => match text.unwrap_or_default().parse() {
+            Ok(value) => Ok(Change::Parameter(key["policy.".len()..].to_owned(), value)),
+            Err(_) => Err(format!("{key} is the text of a whole number of 64 bits")),
+        },
+        _ => Err(
+            "`latency`, `memory-max`, `stall-max`, `policy` and `policy.NAME` can be set"
+                .to_owned(),
+        ),
     }
 }
 

@@ -33,6 +33,7 @@ impl Source for Fixed {
                 Ok(())
             }
             Change::Reopen(_) | Change::Add(_) | Change::Demote(_) => Ok(()),
+            Change::Policy(_) | Change::Parameter(..) => Ok(()),
             Change::Drain(_) | Change::Remove(_) => Err(NotChanged::Refused("no room".to_owned())),
         }
     }
@@ -206,6 +207,8 @@ fn requests_that_cannot_be_answered_have_their_status_and_say_what_why_and_fix()
         // The daemon gives this one its memory.
         (of("POST", &client, "{\"memory-max\":\"512M\"}"), 409),
         (of("POST", &client, "{\"stall-max\":\"300%\"}"), 422),
+        (of("POST", &client, "{\"policy\":\"mine.wasm\"}"), 422),
+        (of("POST", &client, "{\"policy.behind\":\"1.5\"}"), 422),
         (
             of("POST", &client, "{\"latency\":null,\"stall-max\":null}"),
             422,
@@ -246,6 +249,9 @@ fn requests_that_cannot_be_answered_have_their_status_and_say_what_why_and_fix()
         "{\"memory-max\":\"512M\"}",
         "{\"memory-max\":\"max\"}",
         "{\"stall-max\":\"30%\"}",
+        "{\"policy\":\"/srv/mine.wasm\"}",
+        "{\"policy\":null}",
+        "{\"policy.behind\":\"-9\"}",
     ] {
         assert_eq!(of("POST", &client, body).status, 200, "{body}");
     }

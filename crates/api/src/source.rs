@@ -1,5 +1,7 @@
 //! Where the server gets what it shows, and who carries out changes.
 
+use std::path::PathBuf;
+
 use undercroft_base::{Bytes, Nanos};
 use undercroft_keeper as keeper;
 use undercroft_proto::messages::{Answered, Ask};
@@ -27,6 +29,10 @@ pub enum Change {
     Pause(bool),
     /// Pages that were not used for this long leave memory.
     Demote(Nanos),
+    /// Have this policy file name pages; `None`: none from now on.
+    Policy(Option<PathBuf>),
+    /// Give a parameter of that file a value.
+    Parameter(String, i64),
 }
 
 /// Why a change was not made.
@@ -65,6 +71,9 @@ impl Source for Live {
 
     fn change(&self, pid: u32, change: Change) -> Result<(), NotChanged> {
         let what = match change {
+            Change::Policy(Some(file)) => return outcome(keeper::status::ask_policy(pid, &file)),
+            Change::Policy(None) => Ask::Policy { file: None },
+            Change::Parameter(name, value) => Ask::Parameter { name, value },
             Change::Latency(bound) => Ask::Latency { bound },
             Change::MemoryMax(limit) => Ask::MemoryMax(limit.map_or(u64::MAX, |limit| limit.0)),
             Change::StallMax(bound) => Ask::Stall { bound },
@@ -75,10 +84,14 @@ impl Source for Live {
             Change::Pause(paused) => Ask::Pause(paused),
             Change::Demote(older) => Ask::Demote(older.0 / 1_000_000),
         };
-        match keeper::status::ask(pid, what) {
-            Some(Answered::Yes) => Ok(()),
-            Some(Answered::Refused(why)) => Err(NotChanged::Refused(why)),
-            None => Err(NotChanged::NoAnswer),
-        }
+        outcome(keeper::status::ask(pid, what))
+    }
+}
+
+fn outcome(answered: Option<Answered>) -> Result<(), NotChanged> {
+    match answered {
+        Some(Answered::Yes) => Ok(()),
+        Some(Answered::Refused(why)) => Err(NotChanged::Refused(why)),
+        None => Err(NotChanged::NoAnswer),
     }
 }

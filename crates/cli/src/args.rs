@@ -488,7 +488,8 @@ pub(crate) struct SetArgs {
     /// memory-max=SIZE, such as memory-max=512M, 50%, auto or max; latency=BOUND, such as
     /// latency=p99=300us, or latency=none; stall-max=PERCENT, such as stall-max=30%, or none;
     /// paused=yes or no: a paused run evicts nothing and moves nothing; keep=yes or no: the same,
-    /// and what was evicted comes back
+    /// and what was evicted comes back; policy=FILE.wasm: pages that the file names leave first, or
+    /// policy=none; policy.NAME=NUMBER: a parameter of the file
     #[arg(value_name = "KEY=VALUE", value_parser = set::change)]
     pub change: Change,
 }
@@ -500,6 +501,8 @@ const SET_EXAMPLES: &str = "Examples:
   undercroft set 4711 stall-max=50%
   undercroft set 4711 paused=yes
   undercroft set 4711 keep=yes
+  undercroft set 4711 policy=mine/policy.wasm
+  undercroft set 4711 policy.behind=32
 
 While a run is paused, faults are served as ever, pages come in and none leaves, so the limit is not kept. A pause
 outlives its manager. `undercroft status`, `top` and the report show it.";

@@ -5,6 +5,7 @@ use std::ffi::OsStr;
 use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::time::Duration;
 
 use undercroft_keeper as keeper;
@@ -115,6 +116,11 @@ fn listed(runs: &[&Snapshot]) -> String {
 /// Has run `pid` do something. `None`: it does not answer.
 pub(crate) fn ask(pid: u32, what: Ask) -> Option<Answered> {
     keeper::status::ask(pid, what)
+}
+
+/// Has a policy file name the pages of run `pid`. `None`: it does not answer.
+pub(crate) fn ask_policy(pid: u32, file: &Path) -> Option<Answered> {
+    keeper::status::ask_policy(pid, file)
 }
 
 /// Has the run of process `pid` bring all its pages in. `None`: it has no run.

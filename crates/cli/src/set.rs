@@ -1,5 +1,7 @@
 //! `undercroft set`: changes how a running program is managed.
 
+use std::path::PathBuf;
+
 use undercroft_base::{Bytes, Nanos};
 use undercroft_keeper::wanted::Wanted;
 use undercroft_proto::messages::{Answered, Ask};
@@ -12,7 +14,7 @@ use crate::{live, show};
 use undercroft_terminal::{Failure, status};
 
 /// A change, as `KEY=VALUE`.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Change {
     /// The bound of page-ins; `None`: there is none from now on.
     Latency(Option<LatencyBound>),
@@ -24,6 +26,10 @@ pub(crate) enum Change {
     Paused(bool),
     /// The same, and what was evicted comes back.
     Keep(bool),
+    /// The file that names pages; `None`: none from now on.
+    Policy(Option<PathBuf>),
+    /// A parameter of that file, and its value.
+    Parameter(String, i64),
 }
 
 /// Reads `KEY=VALUE`. Errors: for the user.
@@ -46,9 +52,22 @@ pub(crate) fn change(text: &str) -> Result<Change, String> {
         Some(("keep", "no")) => Ok(Change::Keep(false)),
         Some(("keep", _)) => Err("it is `keep=yes` or `keep=no`".to_owned()),
         Some(("paused", _)) => Err("it is `paused=yes` or `paused=no`".to_owned()),
+        Some(("policy", "none" | "auto")) => Ok(Change::Policy(None)),
+        Some(("policy", file)) if file.ends_with(".wasm") => {
+            Ok(Change::Policy(Some(PathBuf::from(file))))
+        }
+        Some(("policy", _)) => {
+            let why = "it is `policy=FILE.wasm`, or `policy=none`: no other policy can be chosen \
+                       while the program runs";
+            Err(why.to_owned())
+        }
+        Some((key, value)) if key.starts_with("policy.") => match value.parse() {
+            Ok(value) => Ok(Change::Parameter(key["policy.".len()..].to_owned(), value)),
+            Err(_) => Err(format!("`{value}` is no whole number of 64 bits")),
+        },
         _ => Err(
-            "only `memory-max`, `latency`, `stall-max`, `paused` and `keep` can be set; use for \
-             example memory-max=512M or latency=p99=300us"
+            "only `memory-max`, `latency`, `stall-max`, `paused`, `keep`, `policy` and `policy.NAME` \
+             can be set; use for example memory-max=512M or latency=p99=300us"
                 .to_owned(),
         ),
     }
@@ -58,7 +77,7 @@ pub(crate) fn change(text: &str) -> Result<Change, String> {
 pub(crate) fn set(wanted: &Wanted, change: Change) -> Result<u8, Failure> {
     let run = live::run_of(wanted)?;
     let pid = run.pid;
-    if let (Change::MemoryMax(_), Some(why)) = (change, run.limit_is_kept_by()) {
+    if let (Change::MemoryMax(_), Some(why)) = (&change, run.limit_is_kept_by()) {
         return Err(Failure::new(
             status::FAILED,
             format!("the limit of run {pid} is not changed"),
@@ -72,6 +91,24 @@ pub(crate) fn set(wanted: &Wanted, change: Change) -> Result<u8, Failure> {
         Change::StallMax(bound) => set_stall_max(pid, bound),
         Change::Paused(paused) => pause(pid, Ask::Pause(paused), paused),
         Change::Keep(keep) => pause(pid, Ask::Keep(keep), keep),
+        Change::Policy(Some(file)) => {
+            let done = format!("Run {pid} asks {} from now on.", file.display());
+            let fix =
+                "the policy before goes on; docs/guide/policies.md says what a file must have";
+            answer(pid, live::ask_policy(pid, &file), &done, "the policy", fix)
+        }
+        Change::Policy(None) => {
+            let rule = &run.policies.reclaim;
+            let done = format!("Run {pid} asks no policy file any more; {rule} chooses.");
+            let fix = "the policy before goes on";
+            ask(pid, Ask::Policy { file: None }, &done, "the policy", fix)
+        }
+        Change::Parameter(name, value) => {
+            let done = format!("{name} of the policy of run {pid} is {value} from now on.");
+            let fix = "`undercroft status --json` has the parameters, in policies.plugin";
+            let what = format!("{name} of the policy");
+            ask(pid, Ask::Parameter { name, value }, &done, &what, fix)
+        }
     }
 }
 
@@ -153,7 +190,18 @@ fn set_memory_max(run: &Snapshot, limit: MemoryMax) -> Result<u8, Failure> {
 /// * `done`: what to print if it is made.
 /// * `what`, `fix`: what is not changed if it is refused, and what to do then.
 fn ask(pid: u32, change: Ask, done: &str, what: &str, fix: &str) -> Result<u8, Failure> {
-    match live::ask(pid, change) {
+    answer(pid, live::ask(pid, change), done, what, fix)
+}
+
+/// Tells the user what a run has answered.
+fn answer(
+    pid: u32,
+    answered: Option<Answered>,
+    done: &str,
+    what: &str,
+    fix: &str,
+) -> Result<u8, Failure> {
+    match answered {
         Some(Answered::Yes) => {
             show::line(done)?;
             Ok(0)
@@ -197,7 +245,16 @@ mod tests {
             change("memory-max=max"),
             Ok(Change::MemoryMax(MemoryMax::Max))
         );
+        let file = || Some(PathBuf::from("a=b.wasm"));
+        assert_eq!(change("policy=a=b.wasm"), Ok(Change::Policy(file())));
+        assert_eq!(change("policy=auto"), Ok(Change::Policy(None)));
+        assert_eq!(change("policy=none"), Ok(Change::Policy(None)));
+        let behind = Change::Parameter("behind".to_owned(), -7);
+        assert_eq!(change("policy.behind=-7"), Ok(behind));
         for (text, part) in [
+            ("policy=lru", "policy=FILE.wasm"),
+            ("policy.behind=1.5", "no whole number"),
+            ("policy.behind=9223372036854775808", "of 64 bits"),
             ("memory=1G", "memory-max=512M"),
             ("latency=fast", "pPERCENTILE"),
             ("memory-max=1K", "cannot make progress"),

@@ -77,6 +77,13 @@ impl<L> Engine<L> {
         self.journals.push(journal);
     }
 
+    /// Tells `journal` nothing from now on.
+    pub fn remove_journal(&mut self, journal: &Arc<dyn Journal>) {
+        let is_this =
+            |of: &Arc<dyn Journal>| std::ptr::addr_eq(Arc::as_ptr(of), Arc::as_ptr(journal));
+        self.journals.retain(|of| !is_this(of));
+    }
+
     /// Tells the listeners, if there are any. Cost: one branch without.
     #[inline(always)]
     pub(crate) fn tell(&self, event: BookEvent) {

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Resource, getrlimit};
+use undercroft_proto::kept;
 use undercroft_proto::legacy;
 use undercroft_proto::messages::{Launch, MANAGER_TITLE, Notice};
 use undercroft_proto::options::{ClientOptions, RunOptions};
@@ -37,6 +38,7 @@ pub(super) struct Estate {
     ledger: SharedMemory,
     /// The memory of a virtual machine.
     guest: Option<OwnedFd>,
+    policy: SharedMemory,
     pub(super) legacy: SharedMemory,
     tiers: Vec<OpenTier>,
     /// The binary of the next manager. It is held open: whatever is put in its place, the next
@@ -86,6 +88,7 @@ impl Estate {
             SharedMemory::create("uc-ledger", undercroft_engine::bytes_for(ledger_chunks))?;
         let legacy = legacy::fresh(is_limited())?;
         let guest = options.guest.map(inherit::copy_of).transpose()?;
+        let policy = kept::fresh()?;
         let launch = Launch {
             options: options.client.clone(),
             command: ShownCommand::of(&options.command),
@@ -102,6 +105,7 @@ impl Estate {
             tiers: tiers.iter().map(tiers::launch).collect(),
             legacy: legacy.as_fd().as_raw_fd(),
             guest: guest.as_ref().map(AsRawFd::as_raw_fd),
+            policy: Some(policy.as_fd().as_raw_fd()),
             handover: -1,
             predecessor: None,
         };
@@ -111,6 +115,7 @@ impl Estate {
             status,
             ledger,
             guest,
+            policy,
             legacy,
             tiers,
             binary: upgrade::own_binary()?,
@@ -170,6 +175,7 @@ impl Estate {
             self.status.as_fd(),
             self.ledger.as_fd(),
             self.legacy.as_fd(),
+            self.policy.as_fd(),
             theirs.as_fd(),
             holders.as_fd(),
         ];

@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, channel};
@@ -13,11 +14,13 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use undercroft_proto::grant::Figures;
 use undercroft_proto::messages::{Answered, Ask, Word};
+use undercroft_proto::options::PluginFile;
 use undercroft_proto::report::Snapshot;
 
 use serde::de::DeserializeOwned;
 
 use undercroft_sys::procfs::read_maps;
+use undercroft_sys::{fdpass, sealed};
 
 use crate::place::{SHIM_NAME, STATUS_SOCKET, bases, is_run};
 
@@ -106,6 +109,20 @@ pub fn ask(pid: u32, what: Ask) -> Option<Answered> {
     ask_at(&folder_of(pid)?.join(STATUS_SOCKET), what)
 }
 
+/// Has a policy file name the pages of run `pid` from now on. `None`: there is no such run, or it
+/// does not answer.
+pub fn ask_policy(pid: u32, path: &Path) -> Option<Answered> {
+    let socket = folder_of(pid)?.join(STATUS_SOCKET);
+    let file = PluginFile::read(path);
+    let read = file.and_then(|it| Ok((sealed::of("uc-policy-file", &it.module)?, it.file)));
+    let (bytes, file) = match read {
+        Ok(read) => read,
+        Err(why) => return Some(Answered::Refused(format!("{}: {why}", path.display()))),
+    };
+    let question = serde_json::to_vec(&Ask::Policy { file: Some(file) }).ok()?;
+    ask_once(&socket, &question, &[bytes.as_fd()])
+}
+
 /// Has the run that process `pid` belongs to do something, which may take up to `patience`. The
 /// process's mappings name the run's directory: it may be another user's. `None`: it belongs to no
 /// run.
@@ -135,20 +152,27 @@ pub(super) fn folder_of(pid: u32) -> Option<PathBuf> {
 /// As [`ask`], of the run with this socket.
 pub(super) fn ask_at(socket: &Path, what: Ask) -> Option<Answered> {
     let question = serde_json::to_vec(&what).ok()?;
-    if let Ask::Add(_) = what {
-        // It is asked again only if the request was not read: the answer was the status, or came
-        // too early.
-        let begun = Instant::now();
-        for _ in 0..TRIES {
-            match exchange(socket, &question, ADDING).map(|it| serde_json::from_slice(&it)) {
-                Some(Ok(answered)) => return Some(answered),
-                None if begun.elapsed() > PATIENCE => return None,
-                Some(Err(_)) | None => {}
-            }
+    match what {
+        Ask::Add(_) | Ask::Policy { .. } | Ask::Parameter { .. } => {
+            ask_once(socket, &question, &[])
         }
-        return None;
+        _ => answer_to(socket, &question),
     }
-    answer_to(socket, &question)
+}
+
+/// Asks for what may take a while. It is asked again only if the request was not read: the answer
+/// was the status, or came too early.
+fn ask_once(socket: &Path, question: &[u8], along: &[BorrowedFd<'_>]) -> Option<Answered> {
+    let begun = Instant::now();
+    for _ in 0..TRIES {
+        let answer = exchange_with(socket, question, along, ADDING);
+        match answer.map(|it| serde_json::from_slice(&it)) {
+            Some(Ok(answered)) => return Some(answered),
+            None if begun.elapsed() > PATIENCE => return None,
+            Some(Err(_)) | None => {}
+        }
+    }
+    None
 }
 
 /// Passes on what the daemon says. Outer `None`: the manager does not answer.
@@ -163,9 +187,23 @@ fn answer_to<T: DeserializeOwned>(socket: &Path, question: &[u8]) -> Option<T> {
 
 /// Sends a question, and returns the answer.
 fn exchange(socket: &Path, question: &[u8], patience: Duration) -> Option<Vec<u8>> {
+    exchange_with(socket, question, &[], patience)
+}
+
+/// The same with descriptors that go along.
+fn exchange_with(
+    socket: &Path,
+    question: &[u8],
+    along: &[BorrowedFd<'_>],
+    patience: Duration,
+) -> Option<Vec<u8>> {
     let mut stream = call(socket, patience)?;
     // A peer that has answered and gone already refuses the question.
-    stream.write_all(question).ok()?;
+    if along.is_empty() {
+        stream.write_all(question).ok()?;
+    } else {
+        fdpass::send(stream.as_fd(), question, along).ok()?;
+    }
     let _ = stream.shutdown(Shutdown::Write);
     answer(stream, patience, ANSWER_BYTES_MAX)
 }

@@ -1,6 +1,6 @@
 //! The queues of the run's plugin, what it hears and what it wishes, and the counts of both.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use undercroft_base::Bytes;
@@ -16,6 +16,10 @@ pub(crate) const PLUGIN_THREAD: &str = "uc-plugin";
 /// that it held could be waited for very long.
 #[derive(Default)]
 pub(crate) struct Advice {
+    /// The path of the plugin's file, for reports.
+    file: String,
+    /// Another plugin, or none, is in its place.
+    over: AtomicBool,
     /// Events on their way to the plugin.
     pub ears: Arc<Ears>,
     /// Pages on their way to the evictor.
@@ -25,16 +29,46 @@ pub(crate) struct Advice {
     faults: AtomicU64,
     /// Wishes that the evictor took.
     asked: AtomicU64,
+    /// Wishes that the engine chose.
+    chosen: AtomicU64,
     heard: AtomicU64,
     failures: AtomicU64,
     flooded: AtomicU64,
     late: AtomicU64,
     dismissed: AtomicBool,
     /// The parameters that the plugin has registered at its start.
-    parameters: OnceLock<Vec<Parameter>>,
+    parameters: OnceLock<Vec<Setting>>,
+    /// A user gave one of them another value, which the plugin's thread has not taken yet.
+    was_set: AtomicBool,
+}
+
+/// A parameter, as users set it.
+struct Setting {
+    name: String,
+    value: AtomicI64,
 }
 
 impl Advice {
+    /// For a plugin that has heard nothing.
+    ///
+    /// * `file`: its path, for reports.
+    pub(crate) fn new(file: &str) -> Advice {
+        Advice {
+            file: file.to_owned(),
+            ..Advice::default()
+        }
+    }
+
+    /// Another plugin, or none, takes the place of this one: its thread ends.
+    pub(crate) fn end(&self) {
+        self.over.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the plugin's thread is to end.
+    pub(crate) fn is_over(&self) -> bool {
+        self.over.load(Ordering::Relaxed)
+    }
+
     /// Takes note of the memory in use, and of the faults so far.
     pub(crate) fn note_memory(&self, used: Bytes, faults: u64) {
         self.used.store(used.0, Ordering::Relaxed);
@@ -55,6 +89,11 @@ impl Advice {
         self.asked.fetch_add(asked as u64, Ordering::Relaxed);
     }
 
+    /// The engine chose `chosen` pages that the plugin had named.
+    pub(crate) fn note_chosen(&self, chosen: u64) {
+        self.chosen.fetch_add(chosen, Ordering::Relaxed);
+    }
+
     /// Takes note of what the plugin did so far.
     /// * `late`: events that it did not hear, because it was late.
     pub(crate) fn note_counts(&self, counts: Counts, late: u64) {
@@ -72,14 +111,59 @@ impl Advice {
         self.dismissed.store(true, Ordering::Relaxed);
     }
 
-    /// The parameters that the plugin has registered at its start.
-    pub(crate) fn set_parameters(&self, parameters: &[Parameter]) {
-        let _ = self.parameters.set(parameters.to_vec()); // once
+    /// Shows these parameters, and lets users set them. Once, at the plugin's start.
+    pub(crate) fn show_parameters(&self, parameters: &[Parameter]) {
+        let setting = |of: &Parameter| Setting {
+            name: of.name.clone(),
+            value: AtomicI64::new(of.value),
+        };
+        let _ = self
+            .parameters
+            .set(parameters.iter().map(setting).collect());
+    }
+
+    /// Gives a parameter another value. Error: there is none of this name, for the user.
+    pub(crate) fn set_parameter(&self, name: &str, value: i64) -> Result<(), String> {
+        self.setting(name)?.value.store(value, Ordering::Relaxed);
+        self.was_set.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Error: there is no parameter of this name, for the user.
+    pub(crate) fn check_parameter(&self, name: &str) -> Result<(), String> {
+        self.setting(name).map(|_| ())
+    }
+
+    fn setting(&self, name: &str) -> Result<&Setting, String> {
+        let Some(all) = self.parameters.get() else {
+            return Err("the policy has not begun yet; ask again".to_owned());
+        };
+        let names = || {
+            all.iter()
+                .map(|of| &*of.name)
+                .collect::<Vec<_>>()
+                .join(", ")
+        };
+        all.iter().find(|of| of.name == name).ok_or_else(|| {
+            let of = &self.file;
+            match all.len() {
+                0 => format!("{of} has no parameter at all"),
+                _ => format!("{of} has no parameter `{name}`; it has: {}", names()),
+            }
+        })
+    }
+
+    /// Takes the values that users gave since this was called last, if they gave any.
+    pub(crate) fn take_set(&self, mut set: impl FnMut(&str, i64)) {
+        if self.was_set.load(Ordering::Relaxed) && self.was_set.swap(false, Ordering::Acquire) {
+            for of in self.parameters.get().into_iter().flatten() {
+                set(&of.name, of.value.load(Ordering::Relaxed));
+            }
+        }
     }
 
     /// For status and report.
-    /// * `chosen`: victims that it had named, as the engine counts them.
-    pub(crate) fn report(&self, file: &str, chosen: u64) -> PluginReport {
+    pub(crate) fn report(&self) -> PluginReport {
         let count = |of: &AtomicU64| of.load(Ordering::Relaxed);
         let parameters = self
             .parameters
@@ -88,16 +172,16 @@ impl Advice {
             .flatten()
             .map(|of| PluginParameter {
                 name: of.name.clone(),
-                value: of.value,
+                value: of.value.load(Ordering::Relaxed),
             });
         PluginReport {
-            file: file.to_owned(),
+            file: self.file.clone(),
             events: count(&self.heard),
             events_late: count(&self.late),
             failures: count(&self.failures),
             dismissed: self.dismissed.load(Ordering::Relaxed),
             pages_wished: count(&self.asked),
-            pages_chosen: chosen,
+            pages_chosen: count(&self.chosen),
             wishes_refused: count(&self.flooded) + self.wishes.dropped(),
             parameters: parameters.collect(),
         }

@@ -14,6 +14,7 @@
 //!   until the client is managed.
 //! - `uc-guard` (priority 1): moves threads of the manager that get no CPU. It takes no lock.
 //! - `uc-plugin` (`--policy FILE.wasm`): runs the user's policy when no other thread wants the CPU.
+//!   For a while, one of this name checks a file (`undercroft set PID policy=`).
 //!   It takes no lock.
 //! - `uc-strays`: looks for processes of the program that are not managed.
 //! - `uc-given-back` (`undercroft vm`): hears what the guest gives back of its memory.

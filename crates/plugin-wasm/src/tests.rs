@@ -154,6 +154,11 @@ fn a_policy_hears_events_asks_and_wishes() {
     desk.at(memory, 150, &mut |_| panic!("no tick is due"));
     assert_eq!(desk.counts().events, 6);
     assert_eq!(desk.counts().failures, 0);
+    assert!(desk.set("behind", 20) && !desk.set("ahead", 1));
+    assert_eq!(
+        tell(&mut desk, Kind::Fault, 13),
+        [wish(13u64.wrapping_sub(20))]
+    );
 }
 
 #[test]

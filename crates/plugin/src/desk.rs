@@ -93,6 +93,12 @@ impl Desk {
         self.last_failure.as_ref()
     }
 
+    /// Gives a parameter another value, which the policy sees at its next event. False if there is
+    /// none of this name.
+    pub fn set(&mut self, name: &str, value: i64) -> bool {
+        self.host.set(name, value)
+    }
+
     /// Its parameters.
     pub fn parameters(&self) -> &[Parameter] {
         self.host.parameters()

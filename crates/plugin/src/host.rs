@@ -78,6 +78,12 @@ impl Host {
         Some(parameters.len() - 1)
     }
 
+    /// Gives a parameter another value. False if there is none of this name.
+    pub fn set(&mut self, name: &str, value: i64) -> bool {
+        let found = self.parameters.iter_mut().find(|of| of.name == name);
+        found.map(|of| of.value = value).is_some()
+    }
+
     /// The parameters.
     pub fn parameters(&self) -> &[Parameter] {
         &self.parameters

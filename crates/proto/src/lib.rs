@@ -7,11 +7,12 @@
 //! | [`grant`] | keeper and daemon |
 //! | [`name`], [`options`], [`tiers`] | command line, keeper and manager |
 //! | [`report`] | manager, and all who read reports and status |
-//! | [`legacy`], [`versions`] | one manager and the next |
+//! | [`kept`], [`legacy`], [`versions`] | one manager and the next |
 //!
 //! Shims and agents speak by `undercroft-wire`, which needs no standard library.
 
 pub mod grant;
+pub mod kept;
 pub mod legacy;
 pub mod messages;
 pub mod name;

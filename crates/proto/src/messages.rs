@@ -56,6 +56,9 @@ pub struct Launch {
     pub legacy: i32,
     /// Memfd of the memory of a virtual machine; `None`: the program is none.
     pub guest: Option<i32>,
+    /// Memfd of the policy file that users have set; `None`: the keeper is too old to have it.
+    #[serde(default)]
+    pub policy: Option<i32>,
     /// Socket on which the holder hands descriptors to a successor.
     pub handover: i32,
     /// A successor: the socket to ask the holder of its predecessor. `None`: the first manager.
@@ -114,6 +117,18 @@ pub enum Ask {
         /// `None`: no bound.
         #[serde(with = "crate::options::as_bound")]
         bound: Option<StallMax>,
+    },
+    /// Have this policy file name pages from now on. Its bytes come along, as a sealed memfd.
+    Policy {
+        /// Its path, for reports; `None`: no file from now on, and no bytes.
+        file: Option<String>,
+    },
+    /// Give this value to a parameter of the policy file.
+    Parameter {
+        /// The parameter's name.
+        name: String,
+        /// Its value from now on.
+        value: i64,
     },
 }
 

@@ -1,7 +1,9 @@
 //! The options of a run. The command line parses them, and the keeper hands them to the manager
 //! unchanged.
 
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::collections::BTreeMap;
+use std::io::{self, Read};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -95,7 +97,7 @@ pub struct ClientOptions {
     pub plugin: Option<PluginFile>,
 }
 
-/// A policy file, as it was when the run started: it may change or go while the program runs.
+/// A policy file, as it was when it was given to the run: it may change or go meanwhile.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PluginFile {
     /// The path that the user gave, for reports.
@@ -103,6 +105,36 @@ pub struct PluginFile {
     /// Its bytes.
     #[serde(with = "as_hex")]
     pub module: Vec<u8>,
+    /// Values that a user gave to its parameters, by name.
+    #[serde(default)]
+    pub parameters: BTreeMap<String, i64>,
+}
+
+impl PluginFile {
+    /// Bytes of a file at most.
+    pub const BYTES_MAX: usize = 1 << 20;
+
+    /// Reads a file. Does not look at what it holds, and reads no more than tells that it is too
+    /// large. Errors: it cannot be read, or is a pipe, a directory or a device.
+    pub fn read(path: &Path) -> io::Result<PluginFile> {
+        // A pipe would be waited for.
+        let flags = rustix::fs::OFlags::NONBLOCK.bits() as i32;
+        let file = std::fs::OpenOptions::new()
+            .read(true)
+            .custom_flags(flags)
+            .open(path)?;
+        if !file.metadata()?.is_file() {
+            return Err(io::Error::other("it is no file"));
+        }
+        let mut module = Vec::new();
+        let most = PluginFile::BYTES_MAX as u64 + 1;
+        file.take(most).read_to_end(&mut module)?;
+        Ok(PluginFile {
+            file: path.display().to_string(),
+            module,
+            parameters: BTreeMap::new(),
+        })
+    }
 }
 
 /// Most threads that compress.
@@ -380,6 +412,7 @@ mod tests {
             plugin: Some(PluginFile {
                 file: "mine.wasm".to_owned(),
                 module: vec![0, 0x61, 0xff],
+                parameters: BTreeMap::from([("behind".to_owned(), i64::MIN)]),
             }),
         }
     }

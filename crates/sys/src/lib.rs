@@ -26,6 +26,7 @@ pub mod process;
 pub mod procfs;
 pub mod restrict;
 pub mod ring;
+pub mod sealed;
 pub mod sideband;
 pub mod signal;
 pub mod title;

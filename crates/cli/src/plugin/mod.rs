@@ -3,8 +3,6 @@
 pub(crate) mod check;
 pub(crate) mod template;
 
-use std::fs::File;
-use std::io::{self, Read};
 use std::path::Path;
 
 use undercroft_plugin::{Desk, MODULE_BYTES_MAX};
@@ -48,17 +46,9 @@ pub(crate) fn open(path: &Path) -> Result<PluginFile, Failure> {
             "build it with one: cargo build --release --features wasm",
         ));
     }
-    let module = bytes(path).map_err(|error| refused(path, error.to_string()))?;
-    read(&module).map_err(|why| refused(path, why))?;
-    Ok(PluginFile {
-        file: path.display().to_string(),
-        module,
-    })
+    let plugin = PluginFile::read(path).map_err(|error| refused(path, error.to_string()))?;
+    read(&plugin.module).map_err(|why| refused(path, why))?;
+    Ok(plugin)
 }
 
-fn bytes(path: &Path) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    let most = MODULE_BYTES_MAX as u64 + 1; // one too many says that it is too large
-    File::open(path)?.take(most).read_to_end(&mut bytes)?;
-    Ok(bytes)
-}
+const _: () = assert!(PluginFile::BYTES_MAX == MODULE_BYTES_MAX);

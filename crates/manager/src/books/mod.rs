@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 
 use undercroft_base::{BASE_PAGE_BYTES, Bytes, PageKey, Slot, SpaceId, TierId, VirtRange};
-use undercroft_engine::{Engine, Upsets};
+use undercroft_engine::{Engine, Journal, Upsets};
 use undercroft_policy::place::TIERS_MAX;
 use undercroft_proto::legacy::{Legacy, Row};
 use undercroft_sys::process::own_run_time;
@@ -80,8 +80,9 @@ pub(crate) struct Books {
     pub legacy: Arc<Legacy>,
     /// The trace of `--trace`. The engine tells it each change.
     pub record: Option<Arc<Record>>,
-    /// The queues of the run's plugin. The engine tells it each change.
-    pub advice: Option<Arc<Advice>>,
+    /// The queues of the run's plugin. The engine tells it each change. Locked for moments, and by
+    /// no fault thread.
+    advice: Mutex<Option<Arc<Advice>>>,
     /// Estimates the faults of other limits.
     curve: Option<Follower>,
     /// Slots that each fault thread has not freed yet: it frees many at a time. With one of these
@@ -142,7 +143,7 @@ impl Books {
             storing: RwLock::default(),
             legacy,
             record,
-            advice: None,
+            advice: Mutex::default(),
             curve: None,
             late: std::array::from_fn(|_| Mutex::new(Vec::with_capacity(1024))),
             drains: Drains::default(),
@@ -152,11 +153,22 @@ impl Books {
         }
     }
 
-    /// Has a plugin hear of every change from now on.
-    pub(crate) fn with_advice(mut self, advice: Arc<Advice>) -> Books {
-        self.engine().add_journal(advice.ears.clone());
-        self.advice = Some(advice);
-        self
+    /// The queues of the run's plugin, if it has one.
+    pub(crate) fn advice(&self) -> Option<Arc<Advice>> {
+        lock(&self.advice).clone()
+    }
+
+    /// Has this plugin hear of every change from now on, and the one before of none.
+    pub(crate) fn advise(&self, advice: Option<Arc<Advice>>) {
+        let old = std::mem::replace(&mut *lock(&self.advice), advice.clone());
+        let mut engine = self.engine();
+        if let Some(old) = &old {
+            old.end();
+            engine.remove_journal(&(old.ears.clone() as Arc<dyn Journal>));
+        }
+        if let Some(new) = advice {
+            engine.add_journal(new.ears.clone());
+        }
     }
 
     /// Locks the engine. A hold lasts microseconds, and a sleep costs two wake-ups of an idle CPU.

@@ -2,13 +2,9 @@
 //! that may take a while, and the control thread keeps the limit meanwhile.
 
 use std::fs::File;
-use std::io::{self, Write};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::Builder;
 
 use undercroft_base::Nanos;
-use undercroft_proto::messages::Answered;
 use undercroft_proto::tiers::pool_capacity;
 use undercroft_tier::measure;
 use undercroft_tier::open::OpenTier;
@@ -16,51 +12,23 @@ use undercroft_tier::profile;
 use undercroft_tier::shape::read_time;
 use undercroft_tier::spec::TierSpec;
 
+use super::errand::Errand;
 use super::resize::limit_pools_now;
 use crate::books::tiers;
 use crate::space::shared::Shared;
 
-/// Whether a tier is being added. One at a time.
-static ADDS: AtomicBool = AtomicBool::new(false);
+static ADDS: Errand = Errand::new("another tier is being added; ask again");
 
 /// Has a thread add the tier, and tell `peer` when it is in use, or why it is not.
 ///
 /// Errors: why not, at once.
-pub(super) fn begin(
-    shared: &Arc<Shared>,
-    spec: &str,
-    mut peer: File,
-) -> Result<(), (String, File)> {
+pub(super) fn begin(shared: &Arc<Shared>, spec: &str, peer: File) -> Result<(), (String, File)> {
     let spec = match parsed(spec) {
         Ok(spec) => spec,
         Err(why) => return Err((why, peer)),
     };
-    if ADDS.swap(true, Ordering::Relaxed) {
-        return Err(("another tier is being added; ask again".to_owned(), peer));
-    }
-    let (of, answers) = (shared.clone(), peer.try_clone());
-    let started = answers.and_then(|mut answers| {
-        let thread = Builder::new().name("uc-add".into());
-        thread.spawn(move || {
-            let answer = add(&of, &spec).unwrap_or_else(Answered::Refused);
-            ADDS.store(false, Ordering::Relaxed);
-            tell(&mut answers, &answer);
-        })
-    });
-    if let Err(error) = started {
-        ADDS.store(false, Ordering::Relaxed);
-        tell(
-            &mut peer,
-            &Answered::Refused(format!("no thread for it: {error}")),
-        );
-    }
-    Ok(())
-}
-
-fn tell(peer: &mut File, answer: &Answered) {
-    if let Ok(bytes) = serde_json::to_vec(answer) {
-        let _: io::Result<()> = peer.write_all(&bytes);
-    }
+    let of = shared.clone();
+    ADDS.begin("uc-add", peer, move || add(&of, &spec))
 }
 
 /// The tier that a user describes. Error: it cannot be added.
@@ -80,7 +48,7 @@ fn parsed(text: &str) -> Result<TierSpec, String> {
 }
 
 /// Opens, measures and uses a tier. Error: nothing is left of it.
-fn add(shared: &Shared, spec: &TierSpec) -> Result<Answered, String> {
+fn add(shared: &Shared, spec: &TierSpec) -> Result<(), String> {
     shared.books.tiers.free_number()?;
     let is_pool = spec.facts().charged_to_limit;
     if is_pool && (shared.books.tiers.ranked()).any(|tier| tier.facts().charged_to_limit) {
@@ -110,7 +78,7 @@ fn add(shared: &Shared, spec: &TierSpec) -> Result<Answered, String> {
     })?;
     limit_pools_now(shared);
     shared.signals.kick_evictor();
-    Ok(Answered::Yes)
+    Ok(())
 }
 
 #[cfg(test)]

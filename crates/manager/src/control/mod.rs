@@ -8,12 +8,14 @@ mod check;
 mod core;
 mod doors;
 pub(crate) mod ending;
+mod errand;
 mod given_back;
 mod guest;
 mod handshake;
 mod obey;
 mod onset;
 mod parting;
+mod policy;
 mod reaper;
 mod resize;
 mod stall;
@@ -48,6 +50,7 @@ use self::ending::Mark;
 use self::guest::GuestWatch;
 use self::handshake::Greetings;
 use self::parting::Parting;
+use self::policy::Policies;
 pub use self::start::serve;
 use self::swap::SwapWatch;
 use self::tell::Since;
@@ -94,6 +97,7 @@ struct Control {
     bounds: Bounds,
     guest: GuestWatch,
     swap: SwapWatch,
+    policies: Policies,
     since: Since,
 }
 

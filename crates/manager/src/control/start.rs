@@ -10,6 +10,7 @@ use rustix::event::epoll;
 use undercroft_base::{Bytes, Cpus, PageKey, PageSize, TierId};
 use undercroft_engine::{Config, Engine, InHand, LedgerError, Room};
 use undercroft_policy::prefetch::first_touch::FirstTouches;
+use undercroft_proto::kept::Kept;
 use undercroft_proto::legacy::Legacy;
 use undercroft_proto::messages::{Launch, Notice, tell};
 use undercroft_proto::options::{AccessScan, Rights};
@@ -37,6 +38,7 @@ use super::ending::{self, Mark};
 use super::guest::GuestWatch;
 use super::handshake::Greetings;
 use super::parting::Parting;
+use super::policy::{self, Policies};
 use super::swap::SwapWatch;
 use super::takeover::{Inheritance, TakeoverError};
 use super::tell::{Since, pause_again};
@@ -185,12 +187,14 @@ fn start_holder(run: u32, keeper: &PidFd, handover: OwnedFd, mark: &Mark) -> io:
     Ok(holder)
 }
 
-/// The memory that the manager inherits: of the ledger, the legacy, the tiers and a guest.
+/// The memory that the manager inherits: of ledger, legacy, tiers, guest and policy file.
 struct Memories {
     ledger: MemfdLedger,
     legacy: Arc<Legacy>,
     tiers: Vec<tiers::Inherited>,
     guest: Option<Arc<MemoryObject>>,
+    /// The policy file that users have set.
+    kept: Option<Kept>,
 }
 
 impl Memories {
@@ -228,6 +232,8 @@ impl Memories {
                 profile: tier.profile.clone(),
             });
         }
+        let kept = launch.policy.map(process::take_inherited).transpose()?;
+        let kept = kept.map(|memfd| Kept::over(SharedMemory::from_fd(memfd)?));
         let guest = launch.guest.map(process::take_inherited).transpose()?;
         let guest = guest
             .map(|memfd| MemoryObject::of(memfd.as_fd()))
@@ -237,6 +243,7 @@ impl Memories {
             legacy,
             tiers,
             guest: guest.map(Arc::new),
+            kept: kept.transpose()?,
         })
     }
 }
@@ -264,7 +271,7 @@ fn take_rights(rights: &Rights) -> Result<(), StartError> {
     }
 }
 
-fn serve_over(launch: Launch, link: OwnedFd, read: ReadPlugin) -> Result<(), StartError> {
+fn serve_over(mut launch: Launch, link: OwnedFd, read: ReadPlugin) -> Result<(), StartError> {
     take_rights(&launch.options.rights)?;
     let (device, mut swap) = check_permissions(&launch)?;
     let keeper = PidFd::open(launch.keeper)?;
@@ -276,7 +283,11 @@ fn serve_over(launch: Launch, link: OwnedFd, read: ReadPlugin) -> Result<(), Sta
     reserve_rings()?;
     // Before any thread starts, and before any message of a client is read.
     restrict::give_up_rights(tiers::network(&launch.options))?;
-    let memories = Memories::take(&launch)?;
+    let mut memories = Memories::take(&launch)?;
+    let kept = memories.kept.take();
+    if let Some(set) = kept.as_ref().and_then(Kept::read) {
+        launch.options.plugin = set;
+    }
     let scanner = scanner(&launch)?;
     let (shared, inheritance) = share(&launch, memories, &mut swap)?;
     let _ = process::lock_all_memory();
@@ -284,8 +295,10 @@ fn serve_over(launch: Launch, link: OwnedFd, read: ReadPlugin) -> Result<(), Sta
     let mut settled = inheritance.map(|of| of.settle(&shared)).transpose()?;
     let in_hand = settled.as_mut().map(|of| std::mem::take(&mut of.in_hand));
     let mut threads = start_threads(&shared, &watch, scanner, in_hand)?;
-    if let Some(advice) = &shared.books.advice {
-        threads.push(advised::start(&shared, advice, read)?);
+    if let (Some(advice), Some(plugin)) = (shared.books.advice(), shared.options.plugin.clone()) {
+        // On its thread, not here: a successor is waited for.
+        let begin = move || policy::begun(&plugin, read);
+        threads.push(advised::start(&shared, &advice, begin)?);
     }
     let now = Instant::now();
     let mut control = Control {
@@ -308,6 +321,7 @@ fn serve_over(launch: Launch, link: OwnedFd, read: ReadPlugin) -> Result<(), Sta
         bounds: Bounds::default(),
         guest: GuestWatch::new(&shared)?,
         swap,
+        policies: Policies::new(read, kept),
         since: Since::new(now),
         shared,
         launch,
@@ -457,8 +471,8 @@ fn share(
         let pages = Bytes(limit).pages_floor();
         books = books.with_curve(Follower::new(&options.reclaim, &options.placement, pages));
     }
-    if options.plugin.is_some() {
-        books = books.with_advice(Arc::new(Advice::default()));
+    if let Some(plugin) = &options.plugin {
+        books.advise(Some(Arc::new(Advice::new(&plugin.file))));
     }
     let shared = Arc::new(Shared {
         books,

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::Write;
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -18,7 +19,7 @@ use undercroft_proto::report::{
     kernel_release, limit, peaks, ratio,
 };
 use undercroft_sys::nvm::MappedAs;
-use undercroft_sys::procfs;
+use undercroft_sys::{fdpass, procfs};
 use undercroft_tier::file::FileMeter;
 
 use super::handshake::HANDSHAKE;
@@ -170,8 +171,9 @@ fn kind_of(ask: &Ask) -> usize {
         Ask::Drain(tier) | Ask::Remove(tier) | Ask::Reopen(tier) => {
             usize::from(*tier).min(TierId::MAX)
         }
-        // Never kept: see `Control::carry_out`.
+        // Never kept here: see `Control::carry_out` and `policy.rs`.
         Ask::Add(_) | Ask::Core(_) | Ask::Demote(_) => TierId::MAX,
+        Ask::Policy { .. } | Ask::Parameter { .. } => TierId::MAX,
         Ask::Latency { .. } => TierId::MAX + 1,
         Ask::Stall { .. } => TierId::MAX + 2,
         Ask::MemoryMax(_) => TierId::MAX + 3,
@@ -215,7 +217,7 @@ impl Control {
         let receive = rustix::net::sockopt::Timeout::Recv;
         let _ = rustix::net::sockopt::set_socket_timeout(&socket, receive, Some(ASKING));
         let mut asked = [0; ASK_BYTES_MAX];
-        let got = rustix::io::read(&socket, &mut asked).unwrap_or(0);
+        let (got, along) = fdpass::receive(socket.as_fd(), &mut asked).unwrap_or_default();
         let mut peer = File::from(socket);
         let answer = match serde_json::from_slice::<Question>(&asked[..got]) {
             Ok(Question::Daemon(word)) => serde_json::to_vec(&self.hear_daemon(&word)),
@@ -226,6 +228,15 @@ impl Control {
                     serde_json::to_vec(&Answered::Refused(why))
                 }
             },
+            Ok(Question::User(ask @ (Ask::Policy { .. } | Ask::Parameter { .. }))) => {
+                match self.policies.begin(&self.shared, ask, along, peer) {
+                    Ok(()) => return, // another thread answers
+                    Err((why, back)) => {
+                        peer = back;
+                        serde_json::to_vec(&Answered::Refused(why))
+                    }
+                }
+            }
             Ok(Question::User(Ask::Core(pid))) => match self.begin_core(pid, &peer) {
                 Ok(()) => return, // another thread answers
                 Err(why) => serde_json::to_vec(&Answered::Refused(why)),
@@ -273,7 +284,9 @@ impl Control {
             Ask::Remove(tier) => books.remove(TierId(*tier)),
             Ask::Reopen(tier) => books.reopen(TierId(*tier)),
             Ask::Add(_) => Err("a successor does not know its file".to_owned()),
-            Ask::Core(_) => Err("a successor does not know who asked".to_owned()),
+            Ask::Core(_) | Ask::Policy { .. } | Ask::Parameter { .. } => {
+                Err("a successor does not know who asked".to_owned())
+            }
             Ask::Demote(_) => Err("it is asked again by whoever wants it".to_owned()),
             Ask::Latency { bound } => return self.change_bound(*bound),
             Ask::MemoryMax(asked) => return self.change_limit(Bytes(*asked)),
@@ -345,14 +358,10 @@ impl Control {
     }
 
     fn policies(&self) -> Policies {
-        let (choice, share, wished) = {
+        let (choice, share) = {
             let engine = self.shared.books.engine();
             let books = engine.books();
-            (
-                books.reclaim_choice(),
-                books.placement(0).share,
-                books.stats().wished,
-            )
+            (books.reclaim_choice(), books.placement(0).share)
         };
         Policies {
             reclaim: self.launch.options.reclaim.to_string(),
@@ -367,9 +376,7 @@ impl Control {
                 lru_sample_faults: choice.sample_faults[0],
                 active_inactive_sample_faults: choice.sample_faults[1],
             }),
-            plugin: (self.shared.books.advice.as_ref())
-                .zip(self.shared.options.plugin.as_ref())
-                .map(|(advice, plugin)| advice.report(&plugin.file, wished)),
+            plugin: (self.shared.books.advice()).map(|advice| advice.report()),
         }
     }
 

@@ -5,8 +5,10 @@
 //! is woken by none: it looks by itself, each millisecond while there are events. So a plugin that
 //! works without end slows neither. Events that it does not hear in time are dropped and counted.
 
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
@@ -37,43 +39,68 @@ const WISHES_A_BATCH: usize = 2 * EVICT_PAGES_MAX;
 /// interpreter is not optimised. Calls of a policy take none of it.
 const STACK_BYTES: usize = 1 << 20;
 
+/// Threads of plugins that have not ended. One that was replaced ends when it gets a CPU.
+static THREADS: AtomicUsize = AtomicUsize::new(0);
+const THREADS_MAX: usize = 4;
+
 /// Starts the plugin's thread.
+///
+/// * `begin`: makes the plugin, on that thread.
+///
+/// Errors: also if those that were replaced have not ended.
 pub(crate) fn start(
     shared: &Arc<Shared>,
     advice: &Arc<Advice>,
-    read: ReadPlugin,
-) -> std::io::Result<JoinHandle<()>> {
+    begin: impl FnOnce() -> Result<Desk, String> + Send + 'static,
+) -> io::Result<JoinHandle<()>> {
+    if THREADS.load(Ordering::Relaxed) >= THREADS_MAX {
+        let why = "the policies before have not ended yet, for want of a CPU; ask again";
+        return Err(io::Error::other(why));
+    }
     let (shared, advice) = (shared.clone(), advice.clone());
     let thread = Builder::new()
         .name(PLUGIN_THREAD.into())
         .stack_size(STACK_BYTES);
-    thread.spawn(move || {
-        let ended = catch_unwind(AssertUnwindSafe(|| run(&shared, &advice, read)));
+    let body = move || {
+        let ended = catch_unwind(AssertUnwindSafe(|| run(&shared, &advice, begin)));
+        THREADS.fetch_sub(1, Ordering::Relaxed);
         let why = match ended {
             Ok(None) => return,
             Ok(Some(why)) => why,
-            Err(_) => "it made its interpreter fail".to_owned(),
+            Err(_) => INTERPRETER_FAILED.to_owned(),
         };
         advice.dismiss();
-        crate::log::warn(&format!(
-            "the policy file is not asked any more: {why}. The default policy goes on alone"
-        ));
-    })
+        if !advice.is_over() {
+            crate::log::warn(&format!(
+                "the policy file is not asked any more: {why}. The default policy goes on alone"
+            ));
+        }
+    };
+    THREADS.fetch_add(1, Ordering::Relaxed);
+    let started = thread.spawn(body);
+    started.inspect_err(|_| _ = THREADS.fetch_sub(1, Ordering::Relaxed))
 }
 
+/// Why a policy is none that makes its interpreter panic.
+pub(crate) const INTERPRETER_FAILED: &str = "it made its interpreter fail";
+
 /// Tells the plugin the events until the run ends. Returns why it is not asked any more.
-fn run(shared: &Shared, advice: &Advice, read: ReadPlugin) -> Option<String> {
+fn run(
+    shared: &Shared,
+    advice: &Advice,
+    begin: impl FnOnce() -> Result<Desk, String>,
+) -> Option<String> {
     // If that is refused, it competes with the others as they do among each other.
     let _ = process::set_idle(0);
-    // Here, not when the manager starts: a successor is waited for.
-    let mut desk = match read(&shared.options.plugin.as_ref()?.module) {
+    let mut desk = match begin() {
         Ok(desk) => desk,
         Err(why) => return Some(why),
     };
-    advice.set_parameters(desk.parameters());
+    advice.show_parameters(desk.parameters());
     let (mut late, mut nap) = (0, NAP_MIN);
     let mut wish = |wish: Wish| _ = advice.wishes.add(wish);
-    while !shared.signals.stopped() {
+    while !shared.signals.stopped() && !advice.is_over() {
+        advice.take_set(|name, value| _ = desk.set(name, value));
         let now = shared.elapsed().as_millis() as u64;
         desk.at(advice.memory(shared.gauges.memory_max()), now, &mut wish);
         let dropped = advice.ears.dropped();
@@ -107,17 +134,17 @@ fn run(shared: &Shared, advice: &Advice, read: ReadPlugin) -> Option<String> {
 }
 
 impl Evictor {
-    /// Takes the oldest wishes of the plugin: twice as many as a batch, because some are of pages
-    /// that have left meanwhile. None if there is no plugin.
-    pub(super) fn take_wishes(&self) -> Vec<(SpaceId, VirtPage)> {
-        let Some(advice) = &self.shared.books.advice else {
-            return Vec::new(); // no memory is taken
+    /// The run's plugin, if it has one, and its oldest wishes: twice as many as a batch, because
+    /// some are of pages that have left meanwhile.
+    pub(super) fn take_wishes(&self) -> (Option<Arc<Advice>>, Vec<(SpaceId, VirtPage)>) {
+        let Some(advice) = self.shared.books.advice() else {
+            return (None, Vec::new()); // no memory is taken
         };
         let next = std::iter::from_fn(|| advice.wishes.next());
         let wishes: Vec<_> = (next.take(WISHES_A_BATCH))
             .map(|wish| (wish.space, wish.page))
             .collect();
         advice.note_wishes(wishes.len());
-        wishes
+        (Some(advice), wishes)
     }
 }

@@ -45,11 +45,15 @@ impl Evictor {
     /// first name pages of processes that are passed over, and forgets those. It does so a few at a
     /// time, because the books are locked meanwhile.
     fn choose_next(&mut self, most: usize, items: &mut Vec<EvictItem>) -> bool {
-        let mut wishes = self.take_wishes();
+        let (advice, mut wishes) = self.take_wishes();
         for _ in 0..ASKS_MAX {
             let kept = self.kept;
             let mut engine = self.shared.books.engine_for_many();
+            let before = engine.books().stats().wished;
             let any = engine.evictions().select_ahead(&wishes, most, items);
+            if let Some(advice) = &advice {
+                advice.note_chosen(engine.books().stats().wished - before);
+            }
             wishes.clear();
             if any {
                 return true;

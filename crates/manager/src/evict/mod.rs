@@ -219,12 +219,13 @@ impl Evictor {
         self.states.clear();
         let tiers = self.shared.books.tiers.iter();
         self.states.extend(tiers.map(MeteredTier::state));
+        let advice = self.shared.books.advice();
         let mut engine = self.shared.books.engine();
         engine.migrations().set_tiers(self.states.iter().copied());
         engine.turn(turned);
         let step = self.reclaimer.step(&mut engine, now);
         self.before.pressed = engine.books().room() < 1;
-        if let Some(advice) = &self.shared.books.advice {
+        if let Some(advice) = advice {
             let books = engine.books();
             advice.note_memory(books.dram_used(), books.stats().faults);
         }

@@ -454,7 +454,7 @@ pub struct Policies {
     /// Choice of the reclaim policy `auto`; null with any other.
     #[serde(default)]
     pub choice: Option<PolicyChoice>,
-    /// The policy file of `--policy FILE.wasm`; null without.
+    /// The policy file that is in force; null without.
     #[serde(default)]
     pub plugin: Option<PluginReport>,
 }

@@ -4,8 +4,11 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use undercroft_tests::{Job, MIB, Outcome, build, find, rounds, skip, turn, undercroft};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use undercroft_tests::{Job, MIB, Outcome, Running, build, find, rounds, skip, turn, undercroft};
 
+use crate::takeover::{manager_of, successor};
 use crate::vm::guest;
 
 /// Functions that a policy may import, as text.
@@ -68,6 +71,13 @@ fn walk(policy: &str, times: &str) -> Outcome {
 fn count(outcome: &Outcome, path: &str) -> f64 {
     let number = outcome.number(path);
     number.unwrap_or_else(|| panic!("no number `{path}` in the report: {outcome}"))
+}
+
+/// A pipe, from which nothing comes.
+fn pipe(path: &Path) -> PathBuf {
+    let made = Command::new("mkfifo").arg(path).status();
+    assert!(made.expect("mkfifo").success());
+    path.to_owned()
 }
 
 fn text(path: &Path) -> &str {
@@ -231,6 +241,7 @@ fn a_file_that_is_no_policy_is_refused_before_the_program_starts() {
             "imports `wasi` `fd_write`",
         ),
         (folder.path().join("absent.wasm"), "No such file"),
+        (pipe(&folder.path().join("pipe.wasm")), "it is no file"),
     ];
     for (path, what) in cases {
         let started = folder.path().join("started");
@@ -261,4 +272,122 @@ fn a_policy_file_names_pages_of_a_guest_by_their_offset_in_its_memory() {
     assert!(increments > 1000.0 && wrong == 0.0, "{outcome}");
     let chosen = count(&outcome, "policies.plugin.pages_chosen");
     assert!(chosen > 100.0, "{outcome}");
+}
+
+/// A run that goes round its memory until it is ended, and checks each word.
+fn endless() -> Running {
+    let job = Job::new(build("touch"))
+        .args(["48", "--rounds", "1000000"])
+        .limit(24 * MIB)
+        .tier("ram");
+    let mut run = job.timeout(200).start();
+    run.until("pages that come back", 60, |run| {
+        run.status()?["pages"]["swapped_in"]
+            .as_u64()
+            .filter(|pages| *pages > 0)
+    });
+    run
+}
+
+/// The answer to a change of a run.
+fn set(run: &Running, change: &str) -> Outcome {
+    let pid = run.keeper().to_string();
+    Job::new(undercroft()).args(["set", &pid, change]).run()
+}
+
+/// Waits until the figures of the run's policy file are as they should be.
+fn until_plugin(run: &mut Running, what: &str, is: impl Fn(&Value) -> bool) -> Value {
+    run.until(what, 60, |run| {
+        let plugin = run.status()?["policies"]["plugin"].clone();
+        is(&plugin).then_some(plugin)
+    })
+}
+
+fn over(count: &Value, least: u64) -> bool {
+    count.as_u64().is_some_and(|count| count > least)
+}
+
+#[test]
+fn a_policy_file_is_set_replaced_and_dropped_while_the_program_runs() {
+    turn!(beside_others, "a plain run has no policy");
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let file = policy(folder.path(), "behind.wasm", 1, BEHIND, BEHIND_MORE);
+    let mut run = endless();
+    assert!(run.status().expect("a status")["policies"]["plugin"].is_null());
+    set(&run, &format!("policy={}", text(&file))).expect(0);
+    let begun = until_plugin(&mut run, "pages that it named", |plugin| {
+        over(&plugin["pages_chosen"], 1000)
+    });
+    assert_eq!(begun["file"], text(&file), "{begun}");
+    std::fs::remove_file(&file).expect("the run keeps its bytes");
+    let wrong = [
+        (
+            policy(folder.path(), "two.wasm", 2, "", ""),
+            "version 2 of the interface",
+        ),
+        (folder.path().join("absent.wasm"), "No such file"),
+        (folder.path().join("folder.wasm"), "it is no file"),
+        (folder.path().join("pipe.wasm"), "it is no file"),
+        (folder.path().join("text.wasm"), "not a WebAssembly file"),
+        (folder.path().join("large.wasm"), "more than 1048576"),
+    ];
+    std::fs::create_dir(&wrong[2].0).expect("a folder");
+    pipe(&wrong[3].0);
+    std::fs::write(&wrong[4].0, "#!/bin/sh").expect("a file");
+    std::fs::write(&wrong[5].0, vec![0; 3 << 20]).expect("a file");
+    for (path, what) in wrong {
+        let refused = set(&run, &format!("policy={}", text(&path))).expect(1);
+        assert!(refused.errors.contains(what), "{refused}");
+    }
+    let events = begun["events"].as_u64().expect("a count");
+    let goes_on = until_plugin(&mut run, "more events", |it| over(&it["events"], events));
+    assert_eq!(goes_on["file"], text(&file), "{goes_on}");
+    // Another one begins anew, and fails.
+    let trap = policy(folder.path(), "trap.wasm", 1, "(unreachable)", "");
+    set(&run, &format!("policy={}", text(&trap))).expect(0);
+    let failed = until_plugin(&mut run, "failures", |it| it["dismissed"] == true);
+    assert_eq!(
+        (&failed["events"], &failed["pages_chosen"]),
+        (&8.into(), &0.into())
+    );
+    set(&run, "policy=none").expect(0);
+    assert!(run.status().expect("a status")["policies"]["plugin"].is_null());
+    let refused = set(&run, "policy.behind=1").expect(1);
+    assert!(refused.errors.contains("has no policy file"), "{refused}");
+    set(&run, "policy=auto").expect(0);
+    run.signal(Signal::TERM);
+    run.wait().expect(143);
+}
+
+/// Fails as soon as its parameter is not 0.
+const FUSE: &str =
+    "(if (i64.ne (call $parameter (i32.const 0)) (i64.const 0)) (then (unreachable)))";
+
+#[test]
+fn a_parameter_is_set_and_the_next_manager_goes_on_with_file_and_value() {
+    turn!(beside_others, "a plain run has no policy");
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let more = r#"(data (i32.const 0) "fuserate") (func (export "init")
+        (drop (call $register (i32.const 0) (i32.const 4) (i64.const 0)))
+        (drop (call $register (i32.const 4) (i32.const 4) (i64.const 5))))"#;
+    let file = policy(folder.path(), "fuse.wasm", 1, FUSE, more);
+    let mut run = endless();
+    set(&run, &format!("policy={}", text(&file))).expect(0);
+    until_plugin(&mut run, "events", |plugin| over(&plugin["events"], 100));
+    let refused = set(&run, "policy.fuze=1").expect(1);
+    assert!(refused.errors.contains("it has: fuse, rate"), "{refused}");
+    set(&run, "policy.rate=1.5").expect(2);
+    set(&run, "policy.rate=-9").expect(0);
+    let (keeper, dead) = (run.keeper(), manager_of(run.keeper()).expect("a manager"));
+    kill_process(Pid::from_raw(dead).expect("an id"), Signal::KILL).expect("it lives");
+    run.until("another manager", 60, |_| successor(keeper, dead));
+    let next = until_plugin(&mut run, "events", |plugin| over(&plugin["events"], 100));
+    assert_eq!(next["file"], text(&file), "{next}");
+    let values = [0, 1].map(|at| next["parameters"][at]["value"].as_i64());
+    assert_eq!(values, [Some(0), Some(-9)], "{next}");
+    assert_eq!(next["failures"], 0, "{next}");
+    set(&run, "policy.fuse=1").expect(0);
+    until_plugin(&mut run, "failures", |plugin| plugin["dismissed"] == true);
+    run.signal(Signal::TERM);
+    run.wait().expect(143);
 }
