@@ -440,7 +440,8 @@ A configuration:
   latency = \"p99=200us\"
   cpus = \"0-3\"                         # of the manager's threads
   realtime = false                      # none of them has real-time priority
-  moves = \"16M\"                        # a second, between tiers in the background";
+  moves = \"16M\"                        # a second, between tiers in the background
+  policy = \"mine.wasm\"                 # names pages that leave first";
 
 /// `undercroft serve`.
 #[derive(Debug, Args)]

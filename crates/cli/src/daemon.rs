@@ -14,6 +14,7 @@ use undercroft_proto::grant::{DaemonStatus, MemberLatency, MemberStatus};
 
 use crate::args::{DaemonArgs, DaemonCommand};
 use crate::memory::Memory;
+use crate::plugin;
 use crate::{serve, show};
 use undercroft_terminal::{Failure, LogFormat, status};
 
@@ -27,7 +28,8 @@ pub(crate) fn daemon(args: DaemonArgs) -> Result<u8, Failure> {
 }
 
 fn read(path: &Path) -> Result<Config, Failure> {
-    Config::read(path, Memory::here()?.all()).map_err(|error| {
+    let check = |module: &[u8]| plugin::read(module).map(|_| ());
+    Config::read(path, Memory::here()?.all(), check).map_err(|error| {
         let fix = match error {
             ConfigError::Unreadable { .. } => "name another with --config; `undercroft daemon --help` shows one",
             ConfigError::Wrong { .. } | ConfigError::Contradicts { .. } => {
@@ -131,6 +133,9 @@ fn check(path: &Path) -> Result<u8, Failure> {
         }
         if let Some(moves) = class.moves {
             rights += &format!(", {moves} a second move");
+        }
+        if let Some(policy) = &class.policy {
+            rights += &format!(", policy {}", policy.file);
         }
         show::line(&format!(
             "class {name}: weight {}, {} to {}{bound}{rights}",

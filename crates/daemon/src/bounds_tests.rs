@@ -63,6 +63,7 @@ impl World {
             cpus: None,
             realtime: true,
             moves: None,
+            policy: None,
         };
         let config = Config {
             memory: Bytes(1 << 30),

@@ -5,10 +5,12 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde::Deserialize;
 use toml::Spanned;
 use undercroft_base::{Bytes, Cpus, CpusError};
+use undercroft_proto::options::PluginFile;
 use undercroft_qos::LatencyBound;
 use undercroft_sys::process;
 use undercroft_tier::profile::{self, Profile};
@@ -38,6 +40,15 @@ fn cpus(text: &Spanned<String>) -> Result<Cpus, String> {
             "CPU {cpu} cannot be used here; these can: {usable}"
         )),
     }
+}
+
+/// A policy file. Its path may begin in the folder of the configuration `beside`.
+fn policy(file: &str, beside: &Path, check: CheckPolicy) -> Result<PluginFile, String> {
+    let path = beside.parent().unwrap_or(beside).join(file);
+    let refused = |why: String| format!("{} is no policy: {why}", path.display());
+    let read = PluginFile::read(&path).map_err(|why| refused(why.to_string()))?;
+    check(&read.module).map_err(refused)?;
+    Ok(read)
 }
 
 /// The memory and storage that the daemon divides, and how.
@@ -112,7 +123,12 @@ pub struct Class {
     pub realtime: bool,
     /// Bytes a second that its manager may move between tiers; `None` = as without a daemon.
     pub moves: Option<Bytes>,
+    /// The policy file of its runs.
+    pub policy: Option<Arc<PluginFile>>,
 }
+
+/// Tells whether a file's bytes are a policy. Errors: why not.
+pub type CheckPolicy = fn(&[u8]) -> Result<(), String>;
 
 /// Why a configuration is refused.
 #[derive(Debug, thiserror::Error)]
@@ -193,6 +209,7 @@ struct WrittenClass {
     cpus: Option<Spanned<String>>,
     realtime: Option<bool>,
     moves: Option<Spanned<String>>,
+    policy: Option<Spanned<String>>,
 }
 
 /// The text of a file, to say where something is wrong.
@@ -262,9 +279,10 @@ impl Config {
     /// replaces `memory`, `divide` and whole classes, and adds tiers.
     ///
     /// * `machine`: memory of this machine.
+    /// * `check`: looks at policy files.
     ///
     /// Errors: with file, line and column.
-    pub fn read(path: &Path, machine: Bytes) -> Result<Config, ConfigError> {
+    pub fn read(path: &Path, machine: Bytes, check: CheckPolicy) -> Result<Config, ConfigError> {
         let mut config = Config {
             memory: Bytes(0),
             divide: Divide::default(),
@@ -272,12 +290,17 @@ impl Config {
             classes: BTreeMap::new(),
         };
         for path in files(path)? {
-            config.add(&Source::read(&path)?, machine)?;
+            config.add(&Source::read(&path)?, machine, check)?;
         }
         config.finish(path, machine)
     }
 
-    fn add(&mut self, source: &Source, machine: Bytes) -> Result<(), ConfigError> {
+    fn add(
+        &mut self,
+        source: &Source,
+        machine: Bytes,
+        check: CheckPolicy,
+    ) -> Result<(), ConfigError> {
         let written = source.written()?;
         if let Some(memory) = &written.memory {
             self.memory = source.size(memory, Some(machine))?;
@@ -297,8 +320,14 @@ impl Config {
                 let why = "a class is named by up to 32 letters, digits, `-` and `_`".to_owned();
                 return Err(source.wrong(&name.span(), why));
             }
-            let class = class.parse(source, machine)?;
-            self.classes.insert(name.get_ref().clone(), class);
+            let mut parsed = class.parse(source, machine)?;
+            if let Some(file) = &class.policy {
+                let read = policy(file.get_ref(), &source.path, check);
+                let wrong = |why| format!("class {}: {why}", name.get_ref());
+                let read = read.map_err(|why| source.wrong(&file.span(), wrong(why)))?;
+                parsed.policy = Some(Arc::new(read));
+            }
+            self.classes.insert(name.get_ref().clone(), parsed);
         }
         Ok(())
     }
@@ -329,6 +358,7 @@ impl Config {
             cpus: None,
             realtime: true,
             moves: None,
+            policy: None,
         };
         self.classes
             .entry(DEFAULT_CLASS.to_owned())
@@ -467,6 +497,7 @@ impl WrittenClass {
             },
             realtime: self.realtime.unwrap_or(true),
             moves: size(&self.moves)?,
+            policy: None,
         };
         if let Some(least) = &self.memory_min
             && class.memory_min > class.memory_max
@@ -487,12 +518,19 @@ mod tests {
 
     const MACHINE: Bytes = Bytes(64 << 30);
 
+    fn check(module: &[u8]) -> Result<(), String> {
+        let is_good = module == b"good";
+        is_good.then_some(()).ok_or("it is bad".to_owned())
+    }
+
     fn read(text: &str) -> Result<Config, String> {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("u.toml");
         let text = text.replace("HERE", &folder.path().display().to_string());
         std::fs::write(&path, text).expect("a file");
-        Config::read(&path, MACHINE).map_err(|error| {
+        std::fs::write(folder.path().join("good.wasm"), "good").expect("a file");
+        std::fs::write(folder.path().join("bad.wasm"), "bad").expect("a file");
+        Config::read(&path, MACHINE, check).map_err(|error| {
             let folder = format!("{}/", folder.path().display());
             error.to_string().replace(&folder, "")
         })
@@ -504,7 +542,7 @@ mod tests {
             "memory = \"25%\"\ndivide = \"weights\"\n[[tier]]\nspec = \"ram,zstd\"\n[[tier]]\n\
              spec = \"file:HERE,size=64M\"\ngrant = \"16M\"\n[class.web]\nweight = 4\n\
              memory_min = \"1G\"\nmemory_max = \"6G\"\nlatency = \"p99=200us\"\n\
-             cpus = \"0\"\nrealtime = false\nmoves = \"8M\"\n",
+             cpus = \"0\"\nrealtime = false\nmoves = \"8M\"\npolicy = \"good.wasm\"\n",
         )
         .expect("a configuration");
         assert_eq!(config.memory, Bytes(16 << 30));
@@ -519,6 +557,8 @@ mod tests {
         assert_eq!((web.weight, web.memory_min), (4, Bytes(1 << 30)));
         assert_eq!(web.cpus, "0".parse().ok());
         assert_eq!((web.realtime, web.moves), (false, Some(Bytes(8 << 20))));
+        let policy = web.policy.as_ref().expect("a policy");
+        assert!(policy.file.ends_with("/good.wasm") && policy.module == b"good");
         let default = &config.classes[DEFAULT_CLASS];
         assert_eq!((&default.cpus, default.realtime), (&None, true));
         assert_eq!(default.memory_max, config.memory);
@@ -569,6 +609,16 @@ mod tests {
             "memory = \"8G\"\n[class.web]\nmoves = \"1K\"\n",
             "u.toml:3:9",
             "at least",
+        ),
+        (
+            "memory = \"8G\"\n[class.web]\npolicy = \"bad.wasm\"\n",
+            "u.toml:3:10",
+            "class web: bad.wasm is no policy: it is bad",
+        ),
+        (
+            "memory = \"8G\"\n[class.web]\npolicy = \"/\"\n",
+            "u.toml:3:10",
+            "class web: / is no policy: it is no file",
         ),
         (
             "memory = \"8G\"\n[class.\"a b\"]\n",
@@ -626,7 +676,7 @@ mod tests {
         write("u.toml.d/2.toml", "memory = \"3G\"\n").expect("a file");
         write("u.toml.d/1.toml", "memory = \"2G\"\n[class.a]\n[class.b]\n").expect("a file");
         write("u.toml.d/9.txt", "nothing\n").expect("a file");
-        let config = Config::read(&path, MACHINE).expect("a configuration");
+        let config = Config::read(&path, MACHINE, check).expect("a configuration");
         assert_eq!(config.memory, Bytes(3 << 30));
         assert_eq!(config.classes.len(), 3);
         assert_eq!(
@@ -634,9 +684,11 @@ mod tests {
             "a class is replaced as a whole"
         );
         write("u.toml.d/3.toml", "\n  speed = 1\n").expect("a file");
-        let error = Config::read(&path, MACHINE).expect_err("speed").to_string();
+        let error = Config::read(&path, MACHINE, check)
+            .expect_err("speed")
+            .to_string();
         assert!(error.contains("u.toml.d/3.toml:2:3"), "{error}");
-        let missing = Config::read(&folder.path().join("none"), MACHINE);
+        let missing = Config::read(&folder.path().join("none"), MACHINE, check);
         assert!(missing.expect_err("none").to_string().contains("none: "));
     }
 }

@@ -244,6 +244,7 @@ mod tests {
             cpus: None,
             realtime: true,
             moves: None,
+            policy: None,
         };
         let limit = Bytes(mib << 20);
         Member::new(pid, hello, class, (limit, Bytes(1 << 30)), Duration::ZERO)

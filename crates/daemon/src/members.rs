@@ -5,6 +5,7 @@
 //! left is given to clients that wait to be admitted, then to those that shall have more.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
 use undercroft_base::{Bytes, Nanos};
@@ -12,6 +13,7 @@ use undercroft_proto::grant::{
     ADMISSION_MAX, BudgetStatus, COMMAND_BYTES_MAX, Claim, DaemonStatus, Figures, Goes, Grant,
     Hello, MemberStatus, Refusal, StorageFigures, ToKeeper, UNKNOWN, VERSION,
 };
+use undercroft_proto::options::PluginFile;
 use undercroft_qos::shares::{self, Waits, Want};
 
 use crate::bounds::Bounds;
@@ -246,10 +248,10 @@ impl Members {
             },
             ..Member::new(pid, hello, class, (limit, most), self.now)
         };
-        // It has its devices.
-        let devices = Vec::new();
+        // It has its devices and its policy.
         let grant = Grant {
-            devices,
+            devices: Vec::new(),
+            policy: None,
             ..self.grant(&member)
         };
         self.say(id, ToKeeper::Granted(grant));
@@ -265,6 +267,11 @@ impl Members {
         let waiting = self.waiting.iter().map(|it| load::asks(&it.class, None));
         let here: Vec<_> = here.chain(waiting).collect();
         load::refuses(&here, class, name, &devices)
+    }
+
+    /// The policy file of a client's class.
+    pub(crate) fn policy_of(&self, id: u64) -> Option<Arc<PluginFile>> {
+        self.members.get(&id)?.class.policy.clone()
     }
 
     fn grant(&self, member: &Member) -> Grant {
@@ -284,6 +291,7 @@ impl Members {
             cpus: member.class.cpus.as_ref().map(ToString::to_string),
             realtime: member.class.realtime,
             moves: member.class.moves.map(|moves| moves.0),
+            policy: member.class.policy.as_ref().map(|of| of.file.clone()),
         }
     }
 

@@ -19,6 +19,7 @@ fn class(weight: u32, least: u64, most: u64) -> Class {
         cpus: None,
         realtime: true,
         moves: None,
+        policy: None,
     }
 }
 

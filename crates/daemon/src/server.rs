@@ -17,7 +17,7 @@ use undercroft_keeper::place::{PlaceError, directory, remove_leftovers};
 use undercroft_keeper::status;
 use undercroft_proto::grant::{Lines, SOCKET, ToDaemon, ToKeeper, line};
 use undercroft_sys::fdpass::{self, FDS_MAX};
-use undercroft_sys::{inherit, process};
+use undercroft_sys::{inherit, process, sealed};
 use undercroft_terminal::LogFormat;
 
 use crate::config::Config;
@@ -431,6 +431,15 @@ impl Server {
                 Said::Message(ToKeeper::Granted(mut grant)) => {
                     let tiers = self.members.tiers();
                     (grant.devices, peer.sends) = self.devices.lend(tiers, &grant.devices);
+                    if let (Some(_), Some(file)) = (&grant.policy, self.members.policy_of(id)) {
+                        match sealed::of("uc-policy-file", &file.module) {
+                            Ok(memfd) => peer.sends.push(memfd),
+                            Err(_) => {
+                                self.drop_peer(id, "no descriptor for its policy file");
+                                continue;
+                            }
+                        }
+                    }
                     peer.out.extend(line(&ToKeeper::Granted(grant)));
                 }
                 Said::Message(message) => peer.out.extend(line(&message)),

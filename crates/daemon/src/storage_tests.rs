@@ -27,6 +27,7 @@ fn config(whole: u64) -> Config {
         cpus: None,
         realtime: true,
         moves: None,
+        policy: None,
     };
     let tier = |spec: String, sizes| Budget {
         spec: spec.parse().expect("a tier"),

@@ -5,6 +5,8 @@
 //! socket, as `undercroft status` and `undercroft set` do. Without a daemon the run goes on with
 //! what it has.
 
+use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -19,9 +21,10 @@ use undercroft_proto::grant::{
     SOCKET, StorageClaim, StorageFigures, ToDaemon, ToKeeper, UNKNOWN, VERSION, line,
 };
 use undercroft_proto::messages::{Answered, Ask, Word};
-use undercroft_proto::options::{MOVES_MIN, RunOptions};
+use undercroft_proto::options::{MOVES_MIN, PluginFile, RunOptions};
 use undercroft_proto::report::{ShownCommand, command_line};
 use undercroft_sys::fdpass::{self, FDS_MAX};
+use undercroft_sys::sealed;
 use undercroft_sys::signal::{Received, SIGHUP, SIGINT, SIGQUIT, SIGTERM, Signals, is_ignored};
 use undercroft_tier::file::{Room, Taken};
 use undercroft_tier::open::{OpenError, OpenTier};
@@ -95,6 +98,8 @@ pub(super) struct Held {
     /// Emulated devices that other clients of the daemon use, too: of which tier, and the memory of
     /// each.
     devices: Vec<(u8, OwnedFd)>,
+    /// The policy file of its class.
+    policy: Option<PluginFile>,
     /// Tiers that have a budget, in their order.
     stores: Vec<Store>,
     /// Eventfd that they ring when half of what a quota left is full.
@@ -188,7 +193,11 @@ impl Held {
             waiting.wait(&stream, deadline)?;
         }
         match receive(&stream, &mut lines, Some(deadline)).map_err(ended)? {
-            (ToKeeper::Granted(grant), memories) => {
+            (ToKeeper::Granted(grant), mut memories) => {
+                let file = grant.policy.clone();
+                let policy = file
+                    .map(|file| came_along(file, memories.pop()))
+                    .transpose()?;
                 if grant.devices.len() != memories.len() {
                     let why = "a device does not come along".to_owned();
                     return Err(HeldError::Unusable(why));
@@ -200,6 +209,7 @@ impl Held {
                     hello,
                     grant,
                     devices,
+                    policy,
                     stores: Vec::new(),
                     bell: None,
                 })
@@ -230,6 +240,9 @@ impl Held {
                     .parse()
                     .map_err(|why| wrong(bound, format!("{why}")))?,
             );
+        }
+        if client.plugin.is_none() {
+            client.plugin.clone_from(&self.policy);
         }
         client.class = Some(self.grant.class.clone());
         if let Some(cpus) = &self.grant.cpus {
@@ -460,6 +473,18 @@ impl Held {
         let devices = self.devices.iter();
         devices.map(|(at, _)| of(at).unwrap_or_default()).collect()
     }
+}
+
+/// The policy file of a grant, and its bytes.
+fn came_along(file: String, memfd: Option<OwnedFd>) -> Result<PluginFile, HeldError> {
+    let unusable = |why: &dyn Display| HeldError::Unusable(format!("{file}: {why}"));
+    let memfd = memfd.ok_or_else(|| unusable(&"it does not come along"))?;
+    let module = sealed::read(memfd, PluginFile::BYTES_MAX).map_err(|why| unusable(&why))?;
+    Ok(PluginFile {
+        file,
+        module,
+        parameters: BTreeMap::new(),
+    })
 }
 
 /// The daemon's socket in the first directory of this user that has one that answers.

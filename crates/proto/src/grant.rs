@@ -286,6 +286,10 @@ pub struct Grant {
     pub realtime: bool,
     /// Bytes a second that its manager may move between tiers; null = as without a daemon.
     pub moves: Option<u64>,
+    /// Path of the policy file of its class, for reports; null = none. Its bytes come along as the
+    /// last descriptor, sealed. A claim gets none.
+    #[serde(default)]
+    pub policy: Option<String>,
 }
 
 /// Why there is no grant.

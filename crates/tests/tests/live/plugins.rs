@@ -8,6 +8,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use undercroft_tests::{Job, MIB, Outcome, Running, build, find, rounds, skip, turn, undercroft};
 
+use crate::daemon::Daemon;
 use crate::takeover::{manager_of, successor};
 use crate::vm::guest;
 
@@ -390,4 +391,60 @@ fn a_parameter_is_set_and_the_next_manager_goes_on_with_file_and_value() {
     until_plugin(&mut run, "failures", |plugin| plugin["dismissed"] == true);
     run.signal(Signal::TERM);
     run.wait().expect(143);
+}
+
+#[test]
+fn runs_of_a_class_have_its_policy_file_and_a_bad_one_is_refused_with_the_configuration() {
+    turn!(beside_others, "a plain run has no policy");
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let bytes = |name: &str, version, on_event: &str| {
+        let path = policy(folder.path(), name, version, on_event, BEHIND_MORE);
+        std::fs::read(path).expect("a file")
+    };
+    let (good, two) = (bytes("good.wasm", 1, BEHIND), bytes("two.wasm", 2, ""));
+    let daemon = Daemon::start_with(&[], |folder| {
+        let write = |name, bytes| std::fs::write(Path::new(folder).join(name), bytes);
+        write("class.wasm", &good).expect("a file");
+        write("two.wasm", &two).expect("a file");
+        "memory = \"64M\"\n[[tier]]\nspec = \"ram\"\n[class.web]\npolicy = \"class.wasm\"\n"
+            .to_owned()
+    });
+    let file = daemon.folder.path().join("class.wasm");
+    std::fs::remove_file(&file).expect("the daemon has read it");
+    let run = |class: &str, options: &[&str]| {
+        Job::new(build("touch"))
+            .args(["72", "--rounds", "1"])
+            .options([class])
+            .options(options)
+            .env("UNDERCROFT_DIR", daemon.folder.path())
+            .run()
+            .expect(0)
+    };
+    let outcome = run("--daemon=web", &[]);
+    let plugin = outcome.report.as_ref().expect("a report")["policies"]["plugin"].clone();
+    assert_eq!(plugin["file"], text(&file), "{outcome}");
+    assert!(over(&plugin["events"], 1000), "{outcome}");
+    let own = folder.path().join("good.wasm");
+    let outcome = run("--daemon=web", &["--policy", text(&own)]);
+    let report = outcome.report.as_ref().expect("a report");
+    assert_eq!(
+        report["policies"]["plugin"]["file"],
+        text(&own),
+        "{outcome}"
+    );
+    let outcome = run("--daemon", &[]);
+    let report = outcome.report.as_ref().expect("a report");
+    assert!(report["policies"]["plugin"].is_null(), "{outcome}");
+    let config = daemon.folder.path().join("u.toml");
+    let read = std::fs::read_to_string(&config).expect("the configuration");
+    std::fs::write(&config, read.replace("class.wasm", "two.wasm")).expect("a file");
+    let refused = daemon
+        .ask(&["daemon", "check", "--config", text(&config)])
+        .expect(78);
+    for part in [
+        "u.toml:5:10: class web: ",
+        "two.wasm is no policy: it is for version 2",
+    ] {
+        assert!(refused.errors.contains(part), "{refused}");
+    }
 }
