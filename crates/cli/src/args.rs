@@ -19,6 +19,7 @@ use undercroft_terminal::LogFormat;
 use undercroft_tier::spec::TierSpec;
 
 use crate::demote::DemoteArgs;
+use crate::plugin::bench;
 use crate::set::{self, Change};
 use crate::show::StatusForm;
 use crate::values::{self, Latency, MemoryMax};
@@ -75,7 +76,7 @@ pub(crate) enum Command {
     Upgrade(UpgradeArgs),
     /// List the kinds of tiers and their options, measure tiers, or empty one of a running program
     Tiers(TiersArgs),
-    /// Begin a policy of your own, or check one
+    /// Begin a policy of your own, check one, or compare one
     #[command(subcommand)]
     Policy(PolicyCommand),
     /// Print a completion script for a shell
@@ -402,6 +403,16 @@ pub(crate) enum PolicyCommand {
     Check {
         /// The file.
         file: PathBuf,
+    },
+    /// Print the command of the lab that runs a policy file on a trace beside auto, lru and belady,
+    /// the best there can be: a table, and JSON and plots in the folder bench
+    Bench {
+        /// The file.
+        file: PathBuf,
+        /// A trace of `run --trace`, or the description of one to generate. Default: a hot set, and
+        /// a walk round the rest
+        #[arg(long, value_name = "FILE|SPEC", default_value = bench::TRACE)]
+        trace: String,
     },
 }
 

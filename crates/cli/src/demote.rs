@@ -62,9 +62,15 @@ pub(crate) fn demote(args: &DemoteArgs) -> Result<u8, Failure> {
         None => return Err(live::no_answer(pid)),
     }
     let shows = std::io::stderr().is_terminal();
+    let mut missed = 0;
     let done = loop {
         let mut runs = live::snapshots()?.into_iter();
         let Some(run) = runs.find(|run| run.is_of(pid)) else {
+            missed += 1;
+            if missed < MISSED_MAX {
+                std::thread::sleep(PAUSE);
+                continue;
+            }
             show::line(if args.json {
                 "null"
             } else {
@@ -72,6 +78,7 @@ pub(crate) fn demote(args: &DemoteArgs) -> Result<u8, Failure> {
             })?;
             return Ok(0);
         };
+        missed = 0;
         let now = run.ages.and_then(|ages| ages.demotion).unwrap_or_default();
         let done = since(before, now);
         if !now.under_way {

@@ -138,6 +138,9 @@ fn dispatch(command: Command) -> Result<ExitCode, Failure> {
         Command::Tiers(args) => measure::tiers(&args.measure, args.json),
         Command::Policy(args::PolicyCommand::New { dir }) => plugin::template::write(&dir),
         Command::Policy(args::PolicyCommand::Check { file }) => plugin::check::check(&file),
+        Command::Policy(args::PolicyCommand::Bench { file, trace }) => {
+            plugin::bench::bench(&file, &trace)
+        }
         Command::Completions { shell } => completions::print(Cli::command(), shell),
         Command::Pids => completions::pids(),
         Command::Man { out: Some(out), .. } => manual::write(Cli::command(), &out),

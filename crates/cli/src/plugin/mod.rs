@@ -1,5 +1,6 @@
 //! Policy files: read, checked before anything starts, and made a plugin of in the manager.
 
+pub(crate) mod bench;
 pub(crate) mod check;
 pub(crate) mod template;
 

@@ -6,7 +6,9 @@ use std::process::Command;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use undercroft_tests::{Job, MIB, Outcome, Running, build, find, rounds, skip, turn, undercroft};
+use undercroft_tests::{
+    Job, MIB, Outcome, Running, build, find, rounds, skip, turn, undercroft, undercroft_lab,
+};
 
 use crate::daemon::Daemon;
 use crate::takeover::{manager_of, successor};
@@ -447,4 +449,41 @@ fn runs_of_a_class_have_its_policy_file_and_a_bad_one_is_refused_with_the_config
     ] {
         assert!(refused.errors.contains(part), "{refused}");
     }
+}
+
+#[test]
+fn the_command_that_bench_prints_compares_a_file_with_the_best_there_can_be() {
+    turn!(beside_others, "a plain run has no policy");
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let file = policy(folder.path(), "it's.wasm", 1, BEHIND, BEHIND_MORE);
+    let bench = Job::new(undercroft()).args(["policy", "bench", text(&file)]);
+    let lab = undercroft_lab().parent().expect("its folder").display();
+    let path = std::env::var("PATH").unwrap_or_default();
+    let mut shell = Command::new("sh");
+    shell
+        .args(["-c", &bench.run().expect(0).text()])
+        .env("PATH", format!("{lab}:{path}"));
+    let ended = shell.current_dir(folder.path()).output().expect("a shell");
+    assert!(ended.status.success(), "{ended:?}");
+    let out = folder.path().join("bench");
+    let plot = std::fs::read_to_string(out.join("misses.svg")).expect("a plot");
+    assert!(plot.contains("belady"), "{plot}");
+    let results = std::fs::read(out.join("results.json")).expect("results");
+    let results: Value = serde_json::from_slice(&results).expect("JSON");
+    let outcomes = results["outcomes"].as_array().expect("a list");
+    let misses = |name: &str| {
+        let of = outcomes
+            .iter()
+            .filter(|of| of["setting"]["reclaim"] == name);
+        of.filter_map(|of| of["miss_ratio"].as_f64()).sum::<f64>()
+    };
+    let [best, mine, lru] = ["belady", text(&file), "lru"].map(misses);
+    assert!(
+        0.0 < best && best <= mine && mine < lru,
+        "{best} {mine} {lru}"
+    );
+    let absent = Job::new(undercroft())
+        .args(["policy", "bench", "absent.wasm"])
+        .run();
+    assert!(absent.expect(2).errors.contains("No such file"));
 }
