@@ -102,7 +102,9 @@ mod tests {
             gauge.ask(Duration::from_secs(8)).is_err(),
             "it is under way"
         );
-        (gauge.note_named(3), gauge.note_left(2), gauge.done()).0;
+        gauge.note_named(3);
+        gauge.note_left(2);
+        gauge.done();
         let told = gauge.now().and_then(|ages| ages.demotion).expect("asked");
         let bytes = (told.named_bytes, told.left_bytes);
         assert_eq!(

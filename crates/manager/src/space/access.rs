@@ -177,8 +177,9 @@ impl Last {
 
     /// Bytes of what is remembered.
     fn bytes(&self) -> u64 {
-        let block = |block: &Box<Block>| size_of::<(VirtPage, Block)>() + 4 * block.used.len();
-        self.blocks.values().map(|of| block(of) as u64).sum()
+        let all = self.blocks.values();
+        all.map(|of| (size_of::<(VirtPage, Block)>() + 4 * of.used.len()) as u64)
+            .sum()
     }
 
     /// Counts the pages in memory by age.
@@ -186,8 +187,8 @@ impl Last {
         for block in self.blocks.values() {
             for (frame, last) in block.frames.iter().zip(&block.used) {
                 if *frame != 0 {
-                    let age = Nanos((now - last) as u64 * TICK.as_nanos() as u64);
-                    ages.add(age, BASE_PAGE_BYTES as u64);
+                    let age = u64::from(now.saturating_sub(*last)) * TICK.as_nanos() as u64;
+                    ages.add(Nanos(age), BASE_PAGE_BYTES as u64);
                 }
             }
         }

@@ -269,7 +269,7 @@ fn a_policy_file_names_pages_of_a_guest_by_their_offset_in_its_memory() {
     let of_guest = "(if (i64.ge_u (local.get $page) (i64.const 16384)) (then (return)))";
     let on_event = format!("{of_guest} {BEHIND}");
     let file = policy(folder.path(), "guest.wasm", 1, &on_event, BEHIND_MORE);
-    let job = guest(64 * MIB, &["3", rounds("6", "10"), "7"]).limit(17 * MIB);
+    let job = guest("guest", 64 * MIB, &["3", rounds("6", "10"), "7"]).limit(17 * MIB);
     let outcome = job.options(["--policy", text(&file)]).run().expect(0);
     let [increments, _, _, _, wrong] = outcome.numbers();
     assert!(increments > 1000.0 && wrong == 0.0, "{outcome}");
