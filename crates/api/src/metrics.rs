@@ -149,6 +149,18 @@ const CLIENT: &[OfClient] = &[
         |of| of.guest.map(|guest| guest.given_back_bytes as f64),
     ),
     (
+        "undercroft_takeovers_total",
+        "counter",
+        "Managers that took over from one that had died, or was replaced.",
+        |of| Some(of.takeovers.count as f64),
+    ),
+    (
+        "undercroft_takeover_pause_max_seconds",
+        "gauge",
+        "Longest time that the program waited for that.",
+        |of| Some(of.takeovers.pause_seconds_max),
+    ),
+    (
         "undercroft_working_set_bytes",
         "gauge",
         "Memory that was used in the last minute; absent without scans at an interval.",

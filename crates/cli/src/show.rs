@@ -89,6 +89,9 @@ fn client(snapshot: &Snapshot) -> String {
     if let Some(guest) = &snapshot.guest {
         text.push_str(&format!("  virtual machine {guest}\n"));
     }
+    if snapshot.takeovers.count > 0 {
+        text.push_str(&format!("  managers: {}\n", snapshot.takeovers));
+    }
     if let Some(ages) = &snapshot.ages {
         text.push_str(&format!("  {ages}\n"));
     }

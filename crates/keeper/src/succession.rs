@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use undercroft_proto::legacy::Legacy;
 use undercroft_proto::options::RunOptions;
-use undercroft_proto::report::Takeovers;
+use undercroft_proto::report::{TakenOver, Takeovers};
 use undercroft_sys::mapping::SharedMemory;
 use undercroft_sys::process::PidFd;
 use undercroft_tier::spec::TierSpec;
@@ -74,6 +74,20 @@ impl Succession {
         }
     }
 
+    /// Counts a takeover. The new manager tells it in its status.
+    fn note_pause(&mut self, estate: &Estate, pause: Duration) {
+        self.pauses.push(pause);
+        let longest = self.pauses.iter().max().copied().unwrap_or_default();
+        if let Some(legacy) = look(estate) {
+            legacy.note_takeovers(TakenOver {
+                count: self.pauses.len() as u64,
+                upgrades: self.upgrades,
+                pause_seconds_last: pause.as_secs_f64(),
+                pause_seconds_max: longest.as_secs_f64(),
+            });
+        }
+    }
+
     /// Replaces a dead manager by one that has taken over from it. Error: none has, and why, as the
     /// end of a sentence. The program has to be ended then.
     pub(super) fn go_on(
@@ -92,7 +106,7 @@ impl Succession {
         }
         self.may_go_on(estate, manager, voice)?;
         self.start_others(estate, manager, voice)?;
-        self.pauses.push(died.elapsed());
+        self.note_pause(estate, died.elapsed());
         if !self.quiet {
             voice.say(&format!(
                 "the manager died, and another took over: the program waited for {:.1?}",
@@ -146,7 +160,7 @@ impl Succession {
                 return Err(why);
             }
         };
-        self.pauses.push(pause);
+        self.note_pause(estate, pause);
         if !self.quiet {
             voice.say(&format!("{what}: the program waited for {pause:.1?}"));
         }

@@ -1,5 +1,6 @@
 // Uses a hot set again and again while it walks through cold memory. Checks every word it reads.
-// Arguments: hot MiB, cold MiB, steps, cold pages a step, microseconds of rest a step.
+// Arguments: hot MiB, cold MiB, steps, cold pages a step, microseconds of rest a step. SIGTERM ends the steps.
+#include <signal.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,6 +10,9 @@
 enum { PAGE = 4096, WORDS = PAGE / sizeof(unsigned) };
 
 static unsigned long wrong;
+static volatile sig_atomic_t over;
+
+static void end(int number) { over = number; }
 
 // The word `i` of page `page` of the memory `which`. Pages neither compress nor look alike.
 static unsigned word(unsigned which, size_t page, size_t i) {
@@ -39,7 +43,8 @@ int main(int count, char **arguments) {
     unsigned *hot = filled(1, hot_pages), *cold = filled(2, cold_pages);
     for (size_t page = 0; page < hot_pages; page++) hot[page * WORDS] = 0;
     size_t next = 0;
-    for (size_t step = 0; step < steps; step++) {
+    signal(SIGTERM, end);
+    for (size_t step = 0; step < steps && !over; step++) {
         for (size_t page = 0; page < hot_pages; page++) {
             look(hot, 1, page, step);
             wrong += hot[page * WORDS] != step;

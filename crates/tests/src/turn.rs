@@ -1,4 +1,4 @@
-//! Turns of tests: those that measure run alone, the others four at a time. Each test in
+//! Turns of tests: those that measure run alone, the others three at a time. Each test in
 //! `tests/live` takes one, but for two that only sleep.
 //!
 //! Those that run beside others go first, so that a test that is to run alone need not wait for the
@@ -12,7 +12,7 @@ use std::time::Instant;
 use crate::say;
 
 /// Tests that run beside each other at most.
-const BESIDE_MAX: usize = 4;
+const BESIDE_MAX: usize = 3;
 
 #[derive(Default)]
 struct Turns {
@@ -100,7 +100,7 @@ pub fn one_at_a_time() -> Turn {
     Turn::new(true)
 }
 
-/// Runs a test beside three others, but beside none that measures. It checks what the program reads
+/// Runs a test beside two others, but beside none that measures. It checks what the program reads
 /// and what the report counts, never how long something takes.
 pub fn beside_others() -> Turn {
     once_not(|_| false).waiting += 1;

@@ -9,7 +9,7 @@ pub(crate) const ALL: &str = "UNDERCROFT_TEST_ALL";
 
 /// Names begin so, below `crates/tests/tests/live`: live against simulated, bounds of time,
 /// decisions of policies, a build and a system of their own, minutes of a random program.
-const SECOND: [&str; 25] = [
+const SECOND: [&str; 28] = [
     "access_bits::a_hot_set_stays_in_memory",
     "access_bits::by_default_a_run_scans",
     "access_bits::by_default_idle_programs",
@@ -34,7 +34,10 @@ const SECOND: [&str; 25] = [
     "takeover::address_spaces_are_right_whenever_the_manager",
     "tiers::a_shape_makes_every_kind_of_tier_as_slow",
     "tiers::slabs_move_by_their_temperature",
+    "vm::memory_that_a_machine_gives_back",
     "vm::redis_in_a_machine_in_two_fifths",
+    "vm_kvm::a_running_guest_outlives",
+    "vm_kvm::pages_that_a_running_guest_gives_back",
 ];
 
 /// Random runs of the address space. Each line takes about the same time.

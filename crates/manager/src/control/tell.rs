@@ -488,6 +488,7 @@ impl Control {
             limit_exceeded: lock(&shared.gauges.exceeded).until(Instant::now()),
             immovable: lock(&shared.gauges.fixed).until(Instant::now()),
             guest: self.guest.now(shared),
+            takeovers: shared.books.legacy.takeovers(),
             ages: shared.gauges.ages.now(),
             policies: self.policies(),
             counters: (&stats).into(),

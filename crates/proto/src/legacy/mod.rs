@@ -21,9 +21,10 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use undercroft_base::{BASE_PAGE_BYTES, SpaceId, VirtPage, VirtRange};
+use undercroft_base::{BASE_PAGE_BYTES, Nanos, SpaceId, VirtPage, VirtRange};
 use undercroft_sys::mapping::SharedMemory;
 
+use crate::report::TakenOver;
 pub use inbox::{EventInbox, HeldEvent};
 pub use row::{Fds, Flag, Heir, Number, Row};
 
@@ -61,12 +62,15 @@ const TEXT_WORDS: usize = 16;
 /// Kinds of requests.
 pub const ASKS: usize = 12;
 
+/// Takeovers so far, as the keeper has them: [`TakenOver`], a word each.
+const TAKEN_WORD: usize = TEXT_WORD + ASKS * 2 * TEXT_WORDS;
+
 const PAGE_WORDS: usize = BASE_PAGE_BYTES / 8;
 const HEADER_WORDS: usize = PAGE_WORDS;
 
 const _: () = assert!(SERVING_WORD + THREADS_MAX <= ASKED_WORD);
 const _: () = assert!(ASKED_WORD + ASKS <= TEXT_WORD);
-const _: () = assert!(TEXT_WORD + ASKS * 2 * TEXT_WORDS <= HEADER_WORDS);
+const _: () = assert!(TAKEN_WORD + 4 <= HEADER_WORDS);
 
 /// Why the legacy of a dead manager cannot be used. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
@@ -185,6 +189,31 @@ impl Legacy {
 
     fn load(&self, at: usize) -> u64 {
         self.word(at).load(Ordering::Acquire)
+    }
+
+    /// Has managers tell these takeovers in their status. For the keeper.
+    pub fn note_takeovers(&self, of: TakenOver) {
+        let seconds = |of: f64| (of * 1e9) as u64;
+        let words = [
+            of.count,
+            of.upgrades,
+            seconds(of.pause_seconds_last),
+            seconds(of.pause_seconds_max),
+        ];
+        for (at, word) in words.into_iter().enumerate() {
+            self.word(TAKEN_WORD + at).store(word, Ordering::Relaxed);
+        }
+    }
+
+    /// The takeovers that the keeper noted last. One that is noted meanwhile may be there in part.
+    pub fn takeovers(&self) -> TakenOver {
+        let [count, upgrades, last, max] = [0, 1, 2, 3].map(|at| self.load(TAKEN_WORD + at));
+        TakenOver {
+            count,
+            upgrades,
+            pause_seconds_last: Nanos(last).seconds(),
+            pause_seconds_max: Nanos(max).seconds(),
+        }
     }
 
     /// Counts managers. Its lowest bit says which numbers of descriptors are true.
@@ -384,6 +413,27 @@ mod tests {
             Legacy::open(short),
             Err(LegacyError::TooShort(BASE_PAGE_BYTES))
         ));
+    }
+
+    #[test]
+    fn takeovers_that_the_keeper_notes_are_told_by_each_manager() {
+        let memory = fresh(true).expect("memory");
+        let legacy = Legacy::create(again(&memory)).expect("fresh memory");
+        assert_eq!(legacy.takeovers(), TakenOver::default());
+        let taken = TakenOver {
+            count: 3,
+            upgrades: 1,
+            pause_seconds_last: 0.25,
+            pause_seconds_max: 1.5,
+        };
+        let keepers = Legacy::open(again(&memory)).expect("the same memory");
+        keepers.note_takeovers(taken);
+        legacy.begin_generation();
+        assert_eq!(legacy.takeovers(), taken);
+        assert_eq!(
+            taken.to_string(),
+            "3 took over; the program waited for 250.0 ms, 1.50 s at most"
+        );
     }
 
     #[test]

@@ -192,6 +192,31 @@ pub struct Takeovers {
     pub pause_seconds_max: f64,
 }
 
+/// How often a manager took over so far, and how long the program waited.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct TakenOver {
+    /// Takeovers.
+    pub count: u64,
+    /// Of these, those by another binary (`undercroft upgrade`).
+    pub upgrades: u64,
+    /// Time that the program waited the last time.
+    pub pause_seconds_last: f64,
+    /// Longest such time.
+    pub pause_seconds_max: f64,
+}
+
+impl fmt::Display for TakenOver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let time = |seconds: f64| Nanos((seconds * 1e9) as u64);
+        let [last, max] = [self.pause_seconds_last, self.pause_seconds_max].map(time);
+        let count = self.count;
+        write!(
+            f,
+            "{count} took over; the program waited for {last}, {max} at most"
+        )
+    }
+}
+
 /// Results of the scans of Accessed bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct AccessScans {

@@ -11,7 +11,8 @@ use undercroft_tier::profile::Profile;
 
 use super::{
     Ages, BoundReport, CostReport, Counters, Faults, GuestMemory, Immovable, LatencyHistogram,
-    LimitExceeded, MissRatioCurve, Pages, Policies, Quantiles, TierFigures, command_line,
+    LimitExceeded, MissRatioCurve, Pages, Policies, Quantiles, TakenOver, TierFigures,
+    command_line,
 };
 
 /// A running client, as `status --json` gives it.
@@ -103,6 +104,9 @@ pub struct Snapshot {
     /// The memory of its virtual machine; null if it has none.
     #[serde(default)]
     pub guest: Option<GuestMemory>,
+    /// Managers that took over from one that had died, or was replaced.
+    #[serde(default)]
+    pub takeovers: TakenOver,
     /// How long its memory has not been used; null without scans at an interval.
     #[serde(default)]
     pub ages: Option<Ages>,

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::path::Path;
 
+use rustix::process::Signal;
 use serde_json::Value;
 use undercroft_tests::{
     Job, MIB, beside_others, build, find, has_access_bits, one_at_a_time, plain_only, say, skip,
@@ -311,7 +312,7 @@ fn memory_that_is_not_used_is_known_and_leaves_when_a_user_asks() {
     let _turn = beside_others();
     for limit in ["512M", "max"] {
         let mut run = Job::new(build("hot_and_cold"))
-            .args([HOT_MIB, COLD_MIB, 4 * STEPS, 0].map(|number| number.to_string()))
+            .args([HOT_MIB, COLD_MIB, 100 * STEPS, 0].map(|number| number.to_string()))
             .arg("5000")
             .options(["--memory-max", limit, "--access-scan", "200ms"])
             .start();
@@ -353,6 +354,7 @@ fn memory_that_is_not_used_is_known_and_leaves_when_a_user_asks() {
             let resident = run.status()?["resident_bytes"].as_u64()?;
             (resident >= (HOT_MIB + COLD_MIB) * MIB).then_some(())
         });
+        run.signal(Signal::TERM); // it ends its steps, and compares everything
         let outcome = run.wait().expect(0);
         assert!(outcome.text().contains("0 wrong"), "{outcome}");
     }
@@ -374,6 +376,6 @@ fn a_run_without_an_interval_of_scans_says_so_when_old_pages_are_to_leave() {
         told.expect(1).errors.contains("--access-scan 10s"),
         "no fix is named"
     );
-    run.signal(rustix::process::Signal::TERM);
+    run.signal(Signal::TERM);
     run.wait().expect(143);
 }

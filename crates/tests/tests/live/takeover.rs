@@ -756,6 +756,10 @@ fn a_paused_run_keeps_its_pages_and_outlives_its_manager() {
     let status = run.status().expect("a status");
     assert_eq!(status["pages"]["swapped_out"], 0, "{status:#}");
     assert_eq!(status["limit_exceeded"]["events"], 0, "{status:#}");
+    let taken = &status["takeovers"];
+    let pauses = ["pause_seconds_last", "pause_seconds_max"].map(|of| taken[of].as_f64());
+    assert_eq!(taken["count"], 1, "{taken}");
+    assert!(pauses[0] > Some(0.0) && pauses[0] == pauses[1], "{taken}");
     ask("paused=no");
     let kept = |run: &Running| {
         let status = run.status()?;

@@ -263,6 +263,9 @@ fn a_machine_boots_in_half_of_its_memory_and_finds_every_word() {
     let pid = Pid::from_raw(manager).expect("a number");
     kill_process(pid, Signal::KILL).expect("it runs");
     run.until("another manager", 60, |_| successor(keeper, manager));
+    run.until("its takeover in the status", 60, |run| {
+        (run.status()?["takeovers"]["count"] == 1).then_some(())
+    });
     let outcome = run.wait().expect(0);
     assert_eq!(said(&outcome), rounds, "{outcome}");
     assert_eq!(outcome.number("takeovers.count"), Some(1.0), "{outcome}");
