@@ -87,7 +87,9 @@ fn forget(shared: &Shared, process: &Process, guest: &Guest, range: VirtRange, m
         let end = VirtPage((left.start.0 / most + 1) * most).min(left.end);
         forget_part(shared, process, guest, VirtRange::new(left.start, end));
         left.start = end;
-        pause();
+        if !left.is_empty() {
+            pause();
+        }
     }
     shared.books.free_released();
     shared.signals.stir();
@@ -125,7 +127,9 @@ fn count(shared: &Shared, process: &Process, range: VirtRange) -> (u64, u64) {
             }
         }
         drop(engine);
-        pause();
+        if !left.is_empty() {
+            pause();
+        }
     }
     (present, away)
 }
