@@ -2,7 +2,8 @@
 //! fault. And an estimate: the faults that other limits would have had.
 //!
 //! Level 1: sees ids and counters only. No clock, no I/O, no bytes; the same code runs live and
-//! simulated.
+//! simulated. The traits and most policies are in `undercroft-policy-core`; this is the door to
+//! them, with the lists. The contract of a kind runs over every name of its list.
 
 /// The one list of the policies of a kind: their names, the first of which is the default, and
 /// what makes each without history. Some take a size after a colon as well: `or`.
@@ -72,9 +73,78 @@ macro_rules! policies {
 }
 
 pub mod mrc;
-pub mod place;
-pub mod prefetch;
-pub mod reclaim;
+pub mod papers;
+
+/// The reclaim policies, and their names.
+pub mod reclaim {
+    #[cfg(test)]
+    mod contract;
+    #[cfg(test)]
+    mod simulation;
+
+    use crate::papers;
+    pub use undercroft_policy_core::reclaim::*;
+
+    policies! {
+        /// The name of a reclaim policy that there is.
+        ReclaimName makes Box<dyn Reclaim>, "reclaim";
+        "auto" => Box::new(auto::Auto::new());
+        "active_inactive" => Box::new(active_inactive::ActiveInactive::new());
+        "clock" => Box::new(papers::clock::Clock::new());
+        "clock_w" => Box::new(papers::clock_w::ClockW::new());
+        "lru" => Box::new(lru::Lru::new());
+    }
+}
+
+/// The placement policies, and their names.
+pub mod place {
+    #[cfg(test)]
+    mod contract;
+
+    use crate::papers;
+    pub use undercroft_policy_core::place::*;
+
+    policies! {
+        /// The name of a placement policy that there is.
+        PlacementName makes Box<dyn Place>, "placement";
+        "worth" => Box::new(worth::Worth::default());
+        "waterfall" => Box::new(waterfall::Waterfall);
+        "temperature" => Box::new(papers::temperature::Temperature::default());
+        "locality" => Box::new(papers::locality::Locality::default());
+        "latency_group" => Box::new(papers::latency_group::LatencyGroup::default());
+    }
+}
+
+/// The prefetch policies, and their names.
+pub mod prefetch {
+    #[cfg(test)]
+    mod contract;
+    pub mod first_touch;
+
+    use crate::papers;
+    pub use undercroft_policy_core::prefetch::*;
+
+    policies! {
+        /// The name of a prefetch policy that there is; the policy is `None` if it brings nothing.
+        /// `readahead:8`: blocks of up to 8 pages, the faulting one included. `window:8`: 8 besides
+        /// the faulting page. Sizes are 1 to 63; 0 = none.
+        PrefetchName makes Option<Box<dyn Prefetch>>, "prefetch";
+        "majority" => Some(Box::new(majority::Majority::new()));
+        "readahead" => Some(Box::new(readahead::Readahead::new())),
+            or pages @ 0..=WINDOW_MAX => boxed(pages, readahead::Readahead::with_max);
+        "window" => Some(Box::new(papers::window::FixedWindow::new(papers::window::PAGES_DEFAULT))),
+            or pages @ 0..=WINDOW_MAX => boxed(pages, papers::window::FixedWindow::new);
+        "none" => None;
+    }
+
+    /// A policy of a size that is not 0.
+    fn boxed<P>(pages: u32, of: impl FnOnce(u32) -> P) -> Option<Box<dyn Prefetch>>
+    where
+        P: Prefetch + 'static,
+    {
+        (pages > 0).then(|| Box::new(of(pages)) as Box<dyn Prefetch>)
+    }
+}
 
 /// The user named a policy that does not exist; the text is meant for the user.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -83,11 +153,4 @@ pub struct UnknownPolicy {
     kind: &'static str,
     name: String,
     valid: &'static [&'static str],
-}
-
-impl UnknownPolicy {
-    /// The names that would have been right.
-    pub fn valid(&self) -> &'static [&'static str] {
-        self.valid
-    }
 }

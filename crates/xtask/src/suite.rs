@@ -17,9 +17,10 @@ use crate::ring;
 use crate::tidy::root;
 
 /// Where tests are that start no program (but this one's own short ones) and measure no time.
-const COMPUTE: [&str; 12] = [
+const COMPUTE: [&str; 13] = [
     "lab/sim/",
     "crates/policy/",
+    "crates/policy-core/",
     "crates/engine/",
     "crates/model/",
     "crates/device/",

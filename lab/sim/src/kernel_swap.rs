@@ -8,7 +8,7 @@
 use std::fmt;
 
 use undercroft_base::{PageNo, TierId};
-use undercroft_policy::place::locality::Locality;
+use undercroft_policy::papers::locality::Locality;
 use undercroft_policy::place::{Ask, Event, Loaded, Migration, Place, Shown, TierOrder, TierState};
 
 /// The kernel's choice of a swap device.

@@ -531,7 +531,7 @@ pub(super) fn config_of(setup: &StormSetup) -> Config {
 /// The policies of a setup, which holds names that are known.
 pub(super) mod policies {
     use undercroft_engine::{Engine, Ledger};
-    use undercroft_policy::place::latency_group::LatencyGroup;
+    use undercroft_policy::papers::latency_group::LatencyGroup;
     use undercroft_policy::{prefetch, reclaim};
 
     use super::super::beside::Beside;

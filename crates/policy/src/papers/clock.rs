@@ -5,9 +5,8 @@
 //! arrival.
 
 use undercroft_base::PageNo;
-
-use super::lists::{List, PageLists};
-use super::{Arrival, Reclaim, Shown, Verdict};
+use undercroft_policy_core::reclaim::lists::{List, PageLists};
+use undercroft_policy_core::reclaim::{Arrival, Reclaim, Shown, Verdict};
 
 /// Every page except those in `SKIPPED`, with the hand in front.
 pub(super) const RING: List = List::A;
@@ -87,5 +86,24 @@ impl Reclaim for Clock {
 
     fn shown(&self) -> Shown {
         self.lists.shown()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hand_passes_a_used_page_once_and_new_pages_go_behind_it() {
+        let mut clock = Clock::new();
+        for page in 0..3 {
+            clock.insert(PageNo(page), Arrival::FirstTouch);
+        }
+        clock.touch(PageNo(0), false);
+        let mut out = Vec::new();
+        clock.select(1, 10, &mut |_| Verdict::Take, &mut out);
+        clock.insert(PageNo(3), Arrival::FirstTouch);
+        clock.select(3, 10, &mut |_| Verdict::Take, &mut out);
+        assert_eq!(out, [1, 2, 0, 3].map(PageNo));
     }
 }

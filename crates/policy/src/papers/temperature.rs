@@ -14,8 +14,7 @@
 use std::collections::VecDeque;
 
 use undercroft_base::{PageCount, PageNo, TierId};
-
-use super::{
+use undercroft_policy_core::place::{
     Ask, LatencyClass, Loaded, MIGRATE_PAGES_MAX, Migration, Place, Shown, Temperatures, TierOrder,
     TierState, waterfall,
 };

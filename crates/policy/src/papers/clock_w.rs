@@ -7,10 +7,10 @@
 //! touches it is FIFO, as CLOCK is.
 
 use undercroft_base::PageNo;
+use undercroft_policy_core::reclaim::lists::PageLists;
+use undercroft_policy_core::reclaim::{Arrival, Reclaim, Shown, Verdict};
 
 use super::clock::{RING, turn};
-use super::lists::PageLists;
-use super::{Arrival, Reclaim, Shown, Verdict};
 
 /// Written since the hand last passed.
 const WRITTEN: u8 = 1;

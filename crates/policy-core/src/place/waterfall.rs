@@ -20,7 +20,7 @@ const DEVICE_FREE_MAX: u64 = 64 << 20;
 pub struct Waterfall;
 
 /// Room that a tier should have for the next batches: at most a quarter of a small one.
-pub(super) fn wanted(tier: &TierState) -> Bytes {
+pub fn wanted(tier: &TierState) -> Bytes {
     let batches = 2 * BATCH_PAGES * BASE_PAGE_BYTES as u64;
     let free = match tier.latency {
         LatencyClass::Memory | LatencyClass::Nvm => batches,
@@ -38,7 +38,7 @@ fn portion(tier: &TierState) -> PageCount {
 }
 
 /// The next move of [`Waterfall`].
-pub(super) fn relieves(tiers: &[TierState]) -> Option<Migration> {
+pub fn relieves(tiers: &[TierState]) -> Option<Migration> {
     let above_others = tiers.split_last()?.1;
     let is_full = |tier: &TierState| tier.demotes && tier.headroom() < wanted(tier);
     let from = above_others.iter().rposition(is_full)?;

@@ -1,12 +1,8 @@
 //! Prefetch policies: which neighbours of a faulting page are loaded with it.
 
-#[cfg(test)]
-mod contract;
-pub mod first_touch;
 pub mod majority;
 pub mod neighbours;
 pub mod readahead;
-pub mod window;
 
 use neighbours::{Along, Around, Now};
 use undercroft_base::{SpaceId, ThreadId, VirtPage};
@@ -56,25 +52,4 @@ pub trait Prefetch: Send {
     ) -> Along {
         Along::default()
     }
-}
-
-policies! {
-    /// The name of a prefetch policy that there is; the policy is `None` if it brings nothing.
-    /// `readahead:8`: blocks of up to 8 pages, the faulting one included. `window:8`: 8 besides the
-    /// faulting page. Sizes are 1 to 63; 0 = none.
-    PrefetchName makes Option<Box<dyn Prefetch>>, "prefetch";
-    "majority" => Some(Box::new(majority::Majority::new()));
-    "readahead" => Some(Box::new(readahead::Readahead::new())),
-        or pages @ 0..=WINDOW_MAX => boxed(pages, readahead::Readahead::with_max);
-    "window" => Some(Box::new(window::FixedWindow::new(window::PAGES_DEFAULT))),
-        or pages @ 0..=WINDOW_MAX => boxed(pages, window::FixedWindow::new);
-    "none" => None;
-}
-
-/// A policy of a size that is not 0.
-fn boxed<P>(pages: u32, of: impl FnOnce(u32) -> P) -> Option<Box<dyn Prefetch>>
-where
-    P: Prefetch + 'static,
-{
-    (pages > 0).then(|| Box::new(of(pages)) as Box<dyn Prefetch>)
 }

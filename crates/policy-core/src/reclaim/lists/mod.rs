@@ -209,6 +209,7 @@ impl PageLists {
     }
 
     /// The page at the front.
+    #[inline]
     pub fn front(&self, list: List) -> Option<PageNo> {
         let ends = self.ends[self.ends_of(list)];
         (ends.len > 0).then_some(PageNo(ends.front))
@@ -230,6 +231,7 @@ impl PageLists {
     }
 
     /// The page's mark, 0..4; 0 when it is in no list.
+    #[inline]
     pub fn mark(&self, page: PageNo) -> u8 {
         let (block, bit) = place(page.0);
         self.chunk(page.0)
@@ -237,6 +239,7 @@ impl PageLists {
     }
 
     /// Sets the mark. Panics when the page is in no list or `mark` is above 3.
+    #[inline]
     pub fn set_mark(&mut self, page: PageNo, mark: u8) {
         assert!(mark < 4, "a mark has two bits");
         let (block, bit) = place(page.0);
@@ -260,7 +263,7 @@ impl PageLists {
     }
 
     /// State of a policy over these lists. Cost: O(1).
-    pub(super) fn shown(&self) -> Shown {
+    pub fn shown(&self) -> Shown {
         Shown {
             len: self.total(),
             metadata: self.held_bytes_peak(),

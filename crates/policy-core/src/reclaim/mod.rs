@@ -1,20 +1,13 @@
 //! Reclaim policies: they order the resident pages, and name the next victims.
 //!
-//! A new one is a file that implements [`Reclaim`], and a row of the list below. The suite
-//! `contract.rs` runs over every name. The folders `prefetch` and `place` work alike, and the first
-//! of a list is the default of `run`.
+//! A new one is a file that implements [`Reclaim`], and a row of the list in `policy/src/lib.rs`.
+//! The suite `contract.rs` there runs over every name. Prefetch and place work alike.
 
 pub mod active_inactive;
 pub mod auto;
-pub mod clock;
-pub mod clock_w;
-#[cfg(test)]
-mod contract;
 mod duel;
 pub mod lists;
 pub mod lru;
-#[cfg(test)]
-mod simulation;
 mod two_lists;
 
 use undercroft_base::{Bytes, PageCount, PageNo};
@@ -75,10 +68,6 @@ pub enum Verdict {
 /// The engine calls `insert` once when a page becomes resident. It calls `remove` once when the
 /// page stops being resident, unless `select` took it out. A page is never inserted twice without
 /// one of these between.
-///
-/// Seven methods make a policy: four keep the order, three say what it holds and what it is called.
-/// The last three are separate because they are asked at different times: `len` in assertions, the
-/// others by the report.
 pub trait Reclaim: Send {
     /// The page is resident now. O(1).
     fn insert(&mut self, page: PageNo, arrival: Arrival);
@@ -102,14 +91,4 @@ pub trait Reclaim: Send {
 
     /// The state now. O(1).
     fn shown(&self) -> Shown;
-}
-
-policies! {
-    /// The name of a reclaim policy that there is.
-    ReclaimName makes Box<dyn Reclaim>, "reclaim";
-    "auto" => Box::new(auto::Auto::new());
-    "active_inactive" => Box::new(active_inactive::ActiveInactive::new());
-    "clock" => Box::new(clock::Clock::new());
-    "clock_w" => Box::new(clock_w::ClockW::new());
-    "lru" => Box::new(lru::Lru::new());
 }

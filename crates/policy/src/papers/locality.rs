@@ -23,8 +23,7 @@
 use std::collections::HashMap;
 
 use undercroft_base::{Nanos, PageNo, TierId};
-
-use super::{
+use undercroft_policy_core::place::{
     Ask, BATCH_PAGES, Event, LatencyClass, Leaving, Loaded, Migration, Place, Shown, TierOrder,
     TierState, waterfall,
 };

@@ -24,8 +24,7 @@
 use std::collections::VecDeque;
 
 use undercroft_base::{PageCount, PageNo, TierId};
-
-use super::{
+use undercroft_policy_core::place::{
     Ask, BATCH_PAGES, LatencyClass, Loaded, Migration, Place, Shown, TIERS_MAX, TierOrder,
     TierState, waterfall,
 };

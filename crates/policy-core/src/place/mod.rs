@@ -5,11 +5,6 @@
 //! replay choose no tier themselves. Storms also demote unasked: the engine must be right all the
 //! same.
 
-#[cfg(test)]
-mod contract;
-pub mod latency_group;
-pub mod locality;
-pub mod temperature;
 pub mod waterfall;
 pub mod worth;
 
@@ -82,6 +77,7 @@ impl TierState {
     }
 
     /// Bytes that are free. Free places of a device count, wherever they are: it fills them.
+    #[inline]
     pub fn headroom(&self) -> Bytes {
         let used = match self.latency {
             LatencyClass::Device => self.packed,
@@ -93,6 +89,7 @@ impl TierState {
     /// Whether copies of pages that are in memory again are worth their place there. A tier whose
     /// pages move on keeps none when less than a quarter of it is free: they would drive pages that
     /// have no other copy to a slower tier.
+    #[inline]
     pub fn keeps_copies(&self) -> bool {
         !self.demotes || self.headroom().0 >= self.capacity.0 / 4
     }
@@ -302,14 +299,4 @@ pub trait Place: Send {
     fn shown(&self, _part: usize) -> Shown {
         Shown::default()
     }
-}
-
-policies! {
-    /// The name of a placement policy that there is.
-    PlacementName makes Box<dyn Place>, "placement";
-    "worth" => Box::new(worth::Worth::default());
-    "waterfall" => Box::new(waterfall::Waterfall);
-    "temperature" => Box::new(temperature::Temperature::default());
-    "locality" => Box::new(locality::Locality::default());
-    "latency_group" => Box::new(latency_group::LatencyGroup::default());
 }

@@ -1,9 +1,9 @@
 //! A fixed window: the next pages come along with every fault, used or not.
 //!
 //! Source: PCM swap §III-3, read-ahead of 0 to 8 pages; also Linux before 3.14.
-//! [`super::readahead`] grew out of it: that stops where the pages are not used, this does not.
+//! `readahead` grew out of it: that stops where the pages are not used, this does not.
 
-use super::{FaultSeen, Prefetch, WINDOW_MAX, Window};
+use undercroft_policy_core::prefetch::{FaultSeen, Prefetch, WINDOW_MAX, Window};
 
 /// Pages besides the faulting one, by default.
 pub const PAGES_DEFAULT: u32 = 8;
@@ -34,8 +34,8 @@ impl Prefetch for FixedWindow {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{PrefetchName, by_name};
     use super::*;
+    use crate::prefetch::{PrefetchName, by_name};
     use undercroft_base::{SpaceId, ThreadId, VirtPage};
 
     fn counts(name: &str, pages: &[u64]) -> Vec<u32> {
