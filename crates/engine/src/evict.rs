@@ -402,6 +402,15 @@ impl<L: Ledger> Engine<L> {
         self.keep_victims();
     }
 
+    /// A page that a plugin has named. `None`: there is none of these numbers.
+    pub(crate) fn find_named(&self, space: SpaceId, page: VirtPage) -> Option<PageNo> {
+        let chunk = page.0 / u64::from(undercroft_base::CHUNK_PAGES);
+        if space.0 >= 1 << SPACE_BITS || chunk >= ChunkHead::POSITIONS {
+            return None; // the ledger has no such numbers
+        }
+        self.table.find(space, page)
+    }
+
     /// Makes those of `wishes` the victims that the policy could have named: up to `want` base
     /// pages. None is locked, of the newest `protected`, refused a while ago, or of a space whose
     /// agent holds as many as it can.
@@ -417,11 +426,7 @@ impl<L: Ledger> Engine<L> {
             if missing == 0 {
                 break;
             }
-            let chunk = page.0 / u64::from(undercroft_base::CHUNK_PAGES);
-            if space.0 >= 1 << SPACE_BITS || chunk >= ChunkHead::POSITIONS {
-                continue; // the ledger has no such numbers
-            }
-            let Some(no) = self.table.find(space, page) else {
+            let Some(no) = self.find_named(space, page) else {
                 continue;
             };
             let entry = self.table.entry(no);

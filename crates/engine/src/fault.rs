@@ -302,7 +302,7 @@ impl<L: Ledger> Engine<L> {
     }
 
     #[inline(always)] // on the fault path
-    fn plan_page(
+    pub(crate) fn plan_page(
         &mut self,
         plan: &mut LoadPlan,
         no: PageNo,

@@ -22,6 +22,7 @@
 //!   [`Engine::reconcile`].
 
 mod ages;
+mod ahead;
 mod batch;
 mod books;
 mod claims;

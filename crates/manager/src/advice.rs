@@ -1,19 +1,21 @@
 //! The queues of the run's plugin, what it hears and what it wishes, and the counts of both.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
-use undercroft_base::Bytes;
-use undercroft_plugin::{Counts, Ears, Memory, Parameter, Wishes};
+use undercroft_base::{Bytes, SpaceId, VirtPage};
+use undercroft_plugin::{Counts, Ears, Memory, Parameter, What, Wishes};
 use undercroft_proto::report::{PluginParameter, PluginReport};
+
+use crate::sync::lock;
 
 /// The name of the plugin's thread. It may wait for a CPU for very long, and its panics end the
 /// plugin and no more.
 pub(crate) const PLUGIN_THREAD: &str = "uc-plugin";
 
-/// Between the threads that change the books, the plugin's own, and the evictor. None of them
-/// waits for another here: the plugin's thread runs only when no other wants the CPU, so a lock
-/// that it held could be waited for very long.
+/// Between the threads that change the books, the plugin's own, the evictor, and fault threads. No
+/// other waits for the plugin's here: it runs only when no other wants the CPU, so a lock that it
+/// held could be waited for very long.
 #[derive(Default)]
 pub(crate) struct Advice {
     /// The path of the plugin's file, for reports.
@@ -22,7 +24,7 @@ pub(crate) struct Advice {
     over: AtomicBool,
     /// Events on their way to the plugin.
     pub ears: Arc<Ears>,
-    /// Pages on their way to the evictor.
+    /// Pages on their way to the evictor, and to fault threads.
     pub wishes: Wishes,
     /// DRAM in use and faults, as the evictor saw them last.
     used: AtomicU64,
@@ -31,6 +33,11 @@ pub(crate) struct Advice {
     asked: AtomicU64,
     /// Wishes that the engine chose.
     chosen: AtomicU64,
+    /// Held while wishes of pages to load are taken: several fault threads may do that.
+    loads: Mutex<()>,
+    /// Such wishes that were taken, and pages of these that are loaded.
+    loads_asked: AtomicU64,
+    loads_begun: AtomicU64,
     heard: AtomicU64,
     failures: AtomicU64,
     flooded: AtomicU64,
@@ -92,6 +99,22 @@ impl Advice {
     /// The engine chose `chosen` pages that the plugin had named.
     pub(crate) fn note_chosen(&self, chosen: u64) {
         self.chosen.fetch_add(chosen, Ordering::Relaxed);
+    }
+
+    /// Takes the oldest pages that the plugin wants in memory, up to `most`.
+    pub(crate) fn take_loads(&self, most: usize) -> Vec<(SpaceId, VirtPage)> {
+        let taking = lock(&self.loads);
+        let next = std::iter::from_fn(|| self.wishes.next(What::Prefetch));
+        let pages: Vec<_> = next.take(most).collect();
+        drop(taking);
+        let asked = pages.len() as u64;
+        self.loads_asked.fetch_add(asked, Ordering::Relaxed);
+        pages
+    }
+
+    /// `begun` of the pages that were taken are being loaded.
+    pub(crate) fn note_loads(&self, begun: usize) {
+        self.loads_begun.fetch_add(begun as u64, Ordering::Relaxed);
     }
 
     /// Takes note of what the plugin did so far.
@@ -182,6 +205,8 @@ impl Advice {
             dismissed: self.dismissed.load(Ordering::Relaxed),
             pages_wished: count(&self.asked),
             pages_chosen: count(&self.chosen),
+            prefetches_wished: count(&self.loads_asked),
+            prefetches_done: count(&self.loads_begun),
             wishes_refused: count(&self.flooded) + self.wishes.dropped(),
             parameters: parameters.collect(),
         }

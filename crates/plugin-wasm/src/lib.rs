@@ -10,7 +10,7 @@
 //! ```
 
 use undercroft_base::{SpaceId, VirtPage};
-use undercroft_plugin::{Event, Failure, Host, Kind, MODULE_BYTES_MAX, Policy, Wish};
+use undercroft_plugin::{Event, Failure, Host, Kind, MODULE_BYTES_MAX, Policy, What, Wish};
 use wasmi::errors::ErrorKind;
 use wasmi::{
     Caller, Config, EnforcedLimits, Engine, Error, Extern, Linker, Module, Store, StoreLimits,
@@ -61,6 +61,7 @@ const OURS: &str = "undercroft";
 
 const FUNCTIONS: &[&str] = &[
     "reclaim",
+    "prefetch",
     "gva_to_hva",
     "get_page_state",
     "get_memory_limit",
@@ -121,17 +122,20 @@ fn name(caller: &Caller<'_, State>, at: i32, bytes: i32) -> Option<String> {
 /// Our functions. None can fail: a wrong argument has an answer, too.
 fn linker(engine: &Engine) -> Result<Linker<State>, Error> {
     let mut linker = Linker::<State>::new(engine);
-    linker.func_wrap(
-        OURS,
-        "reclaim",
-        |mut caller: Caller<'_, State>, space: i32, page: i64| -> i32 {
-            let wish = Wish {
-                space: SpaceId(space as u32),
-                page: VirtPage(page as u64),
-            };
-            i32::from(caller.data_mut().host.reclaim(wish))
-        },
-    )?;
+    for (name, what) in [("reclaim", What::Reclaim), ("prefetch", What::Prefetch)] {
+        linker.func_wrap(
+            OURS,
+            name,
+            move |mut caller: Caller<'_, State>, space: i32, page: i64| -> i32 {
+                let wish = Wish {
+                    what,
+                    space: SpaceId(space as u32),
+                    page: VirtPage(page as u64),
+                };
+                i32::from(caller.data_mut().host.wish(wish))
+            },
+        )?;
+    }
     linker.func_wrap(OURS, "gva_to_hva", |_space: i32, page: i64| -> i64 { page })?;
     linker.func_wrap(
         OURS,

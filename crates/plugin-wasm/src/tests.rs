@@ -97,6 +97,7 @@ fn desk(bytes: &[u8]) -> Desk {
 
 const IMPORTS: &str = r#"
     (import "undercroft" "reclaim" (func $reclaim (param i32 i64) (result i32)))
+    (import "undercroft" "prefetch" (func $prefetch (param i32 i64) (result i32)))
     (import "undercroft" "get_page_state" (func $state (param i32 i64) (result i32)))
     (import "undercroft" "get_memory_limit" (func $limit (result i64)))
     (import "undercroft" "get_memory_usage" (func $usage (result i64)))
@@ -108,6 +109,7 @@ const IMPORTS: &str = r#"
 
 fn wish(page: u64) -> Wish {
     Wish {
+        what: What::Reclaim,
         space: SpaceId(7),
         page: VirtPage(page),
     }
@@ -189,6 +191,32 @@ fn a_flood_of_wishes_is_cut_and_counted() {
     assert_eq!(tell(&mut desk, Kind::Fault, 0).len(), 512);
     assert_eq!(desk.counts().flooded, 488);
     assert_eq!(desk.counts().failures, 0);
+}
+
+#[test]
+fn wishes_of_both_kinds_come_in_their_order_with_any_numbers_and_share_the_bound() {
+    let both = r#"(local $n i64)
+        (drop (call $prefetch (local.get $space) (i64.add (local.get $page) (i64.const 1))))
+        (drop (call $reclaim (local.get $space) (local.get $page)))
+        (drop (call $prefetch (i32.const -1) (i64.const -1)))
+        (if (i64.ne (local.get $page) (i64.const 0)) (then (return)))
+        (loop
+            (drop (call $prefetch (local.get $space) (local.get $n)))
+            (local.set $n (i64.add (local.get $n) (i64.const 1)))
+            (br_if 0 (i64.lt_u (local.get $n) (i64.const 1000))))
+        (if (call $reclaim (local.get $space) (i64.const 7)) (then (unreachable)))
+        (if (call $prefetch (local.get $space) (i64.const 7)) (then (unreachable)))"#;
+    let mut desk = desk(&text(IMPORTS, both, ""));
+    let load = |space, page| Wish {
+        what: What::Prefetch,
+        space: SpaceId(space),
+        page: VirtPage(page),
+    };
+    let all = [load(7, 41), wish(40), load(u32::MAX, u64::MAX)];
+    assert_eq!(tell(&mut desk, Kind::Fault, 40), all);
+    let flood = tell(&mut desk, Kind::Fault, 0);
+    assert_eq!((flood.len(), desk.counts().flooded), (512, 1000 - 509 + 2));
+    assert_eq!(desk.counts().failures, 0, "the refused ones were told so");
 }
 
 #[test]

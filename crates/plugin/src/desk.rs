@@ -18,7 +18,7 @@ pub struct Counts {
     pub events: u64,
     /// Events at which it failed.
     pub failures: u64,
-    /// Wishes that were refused, because one event had too many.
+    /// Wishes of any kind that were refused, because one event had too many.
     pub flooded: u64,
     /// The policy is not asked again.
     pub dismissed: bool,

@@ -8,7 +8,7 @@ use crate::ring::Ring;
 
 /// Events that may wait: as many as a CPU makes in some tens of milliseconds. 2 MiB.
 const EVENTS_MAX: usize = 1 << 16;
-/// Wishes that may wait.
+/// Wishes of a kind that may wait.
 const WISHES_MAX: usize = 1 << 12;
 
 /// Hears the engine, and keeps what a plugin is to hear. It is called with the engine locked, so
@@ -42,41 +42,63 @@ impl Journal for Ears {
     }
 }
 
-/// A page that a plugin wants to leave first.
+/// The wish of a plugin for a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum What {
+    /// The page shall leave first, when room is needed.
+    Reclaim,
+    /// The page shall come into memory, if there is room.
+    Prefetch,
+}
+
+/// A page, and the plugin's wish for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wish {
+    /// The wish.
+    pub what: What,
     /// The address space. There may be none of this number.
     pub space: SpaceId,
     /// The page. There may be none of this number.
     pub page: VirtPage,
 }
 
-/// Wishes on their way to the thread that chooses victims.
-pub struct Wishes(Ring);
+/// Wishes on their way: some to the thread that chooses victims, others to those that load pages.
+pub struct Wishes {
+    reclaim: Ring,
+    prefetch: Ring,
+}
 
 impl Default for Wishes {
     fn default() -> Wishes {
-        Wishes(Ring::new(WISHES_MAX))
+        Wishes {
+            reclaim: Ring::new(WISHES_MAX),
+            prefetch: Ring::new(WISHES_MAX),
+        }
     }
 }
 
 impl Wishes {
-    /// Adds a wish. False if there is no room: it is dropped and counted. One thread does that.
-    pub fn add(&self, wish: Wish) -> bool {
-        self.0.push([u64::from(wish.space.0), wish.page.0, 0, 0])
+    fn of(&self, what: What) -> &Ring {
+        match what {
+            What::Reclaim => &self.reclaim,
+            What::Prefetch => &self.prefetch,
+        }
     }
 
-    /// Takes the oldest wish. One thread does that.
-    pub fn next(&self) -> Option<Wish> {
-        let [space, page, ..] = self.0.pop()?;
-        Some(Wish {
-            space: SpaceId(space as u32),
-            page: VirtPage(page),
-        })
+    /// Adds a wish. False if there is no room: it is dropped and counted. One thread does that.
+    pub fn add(&self, wish: Wish) -> bool {
+        let record = [u64::from(wish.space.0), wish.page.0, 0, 0];
+        self.of(wish.what).push(record)
+    }
+
+    /// Takes the page of the oldest wish of a kind. One thread does that at a time.
+    pub fn next(&self, what: What) -> Option<(SpaceId, VirtPage)> {
+        let [space, page, ..] = self.of(what).pop()?;
+        Some((SpaceId(space as u32), VirtPage(page)))
     }
 
     /// Wishes that did not fit so far.
     pub fn dropped(&self) -> u64 {
-        self.0.dropped()
+        self.reclaim.dropped() + self.prefetch.dropped()
     }
 }

@@ -40,8 +40,8 @@ pub struct Host {
 }
 
 impl Host {
-    /// The page shall leave first, when room is needed. False if the event has wished too much.
-    pub fn reclaim(&mut self, wish: Wish) -> bool {
+    /// Takes a wish. False if the event has wished too much.
+    pub fn wish(&mut self, wish: Wish) -> bool {
         let fits = self.wishes.len() < WISHES_AN_EVENT;
         if fits {
             self.wishes.push(wish);

@@ -1,16 +1,17 @@
 //! Policies that others wrote: they hear what happens to pages, and name pages that shall leave
-//! first. The crate `plugin-wasm` has those that are WebAssembly files.
+//! first, or come before they are needed. The crate `plugin-wasm` has those that are WebAssembly
+//! files.
 //!
 //! A plugin cannot do harm. It sees numbers, never bytes. It may only wish: a page that it names
-//! leaves when room is needed, and only if it could have been chosen anyway. Our policy chooses the
-//! rest. What it may use is bounded: fuel for each event, memory, wishes. A plugin that fails often
-//! is not asked again ([`Desk`]).
+//! leaves when room is needed, and only if it could have been chosen anyway; one that it wants in
+//! memory comes only while there is room. Our policy chooses the rest. What it may use is bounded:
+//! fuel for each event, memory, wishes. A plugin that fails often is not asked again ([`Desk`]).
 //!
 //! The way of an event: [`Ears`] put it into a ring, which costs the engine some stores. A thread
 //! of its own takes it out and gives it to the [`Desk`], and that to the [`Policy`]. The wishes go
-//! back through another ring, to the thread that chooses victims. No thread waits for either ring:
-//! what does not fit is dropped and counted. A simulation calls the desk itself, so it is the same
-//! each time.
+//! back through two other rings, to the threads that choose victims and load pages. No thread waits
+//! for a ring: what does not fit is dropped and counted. A simulation calls the desk itself, so it
+//! is the same each time.
 //!
 //! Source: FlexSwap §4.3, Table 1. Differs: state and usage are those of the events heard so far,
 //! so that no question of a policy locks what a fault needs.
@@ -23,7 +24,7 @@ mod known;
 mod ring;
 
 pub use desk::{Counts, Desk, FAILURES_MAX};
-pub use ears::{Ears, Wish, Wishes};
+pub use ears::{Ears, What, Wish, Wishes};
 pub use event::{Event, Kind};
 pub use host::{Host, Memory, Parameter};
 pub use known::PageIs;

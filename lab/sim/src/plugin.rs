@@ -1,7 +1,7 @@
-//! The user's policy in a replay: it hears each event at once, and what it wishes leaves first, as
-//! in a run. There it hears uses of pages from scans; here it hears of none.
+//! The user's policy in a replay: it hears each event at once, and what it wishes leaves first, or
+//! comes while there is room, as in a run. There it hears uses of pages from scans; here it hears
+//! of none.
 
-use std::collections::VecDeque;
 use std::fs::File;
 use std::io::Read;
 use std::sync::Arc;
@@ -9,16 +9,16 @@ use std::sync::Arc;
 use undercroft_base::{SpaceId, VirtPage};
 use undercroft_engine::limits::EVICT_PAGES_MAX;
 use undercroft_engine::{Engine, VecLedger};
-use undercroft_plugin::{Desk, Ears, Host, MODULE_BYTES_MAX, Memory, Wish};
+use undercroft_plugin::{Desk, Ears, Host, MODULE_BYTES_MAX, Memory, What, Wishes};
 
-/// Wishes that may wait: as many as in a run.
-const WISHES_MAX: usize = 1 << 12;
+/// Pages that a manager loads ahead between two looks for faults.
+const LOADS_A_TURN: usize = 16;
 
 /// A policy file at work.
 pub(crate) struct Plugin {
     ears: Arc<Ears>,
     desk: Desk,
-    wishes: VecDeque<Wish>,
+    wishes: Wishes,
 }
 
 impl Plugin {
@@ -37,7 +37,7 @@ impl Plugin {
         Ok(Plugin {
             ears: Arc::new(Ears::default()),
             desk: Desk::with_host(Box::new(plugin), host),
-            wishes: VecDeque::new(),
+            wishes: Wishes::default(),
         })
     }
 
@@ -48,22 +48,26 @@ impl Plugin {
 
     /// Tells it what has happened.
     pub(crate) fn tell(&mut self, memory: Memory, now_ms: u64) {
-        let wishes = &mut self.wishes;
-        let mut wish = |wish| {
-            if wishes.len() < WISHES_MAX {
-                wishes.push_back(wish);
-            }
-        };
+        let wishes = &self.wishes;
+        let mut wish = |wish| _ = wishes.add(wish);
         self.desk.at(memory, now_ms, &mut wish);
         while let Some(event) = self.ears.next() {
             self.desk.hear(&event, &mut wish);
         }
     }
 
-    /// Takes its oldest wishes, as many as a manager takes for a batch.
-    pub(crate) fn take_wishes(&mut self) -> Vec<(SpaceId, VirtPage)> {
-        let some = self.wishes.len().min(2 * EVICT_PAGES_MAX);
-        let wishes = self.wishes.drain(..some);
-        wishes.map(|wish| (wish.space, wish.page)).collect()
+    /// Takes the oldest pages that it wants to leave, as many as a manager takes for a batch.
+    pub(crate) fn take_wishes(&self) -> Vec<(SpaceId, VirtPage)> {
+        self.take(What::Reclaim, 2 * EVICT_PAGES_MAX)
+    }
+
+    /// Takes the oldest pages that it wants in memory.
+    pub(crate) fn take_loads(&self) -> Vec<(SpaceId, VirtPage)> {
+        self.take(What::Prefetch, LOADS_A_TURN)
+    }
+
+    fn take(&self, what: What, most: usize) -> Vec<(SpaceId, VirtPage)> {
+        let next = std::iter::from_fn(|| self.wishes.next(what));
+        next.take(most).collect()
     }
 }

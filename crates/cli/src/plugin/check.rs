@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use undercroft_base::SpaceId;
-use undercroft_plugin::{Event, Kind, Memory};
+use undercroft_plugin::{Event, Kind, Memory, What, Wish};
 use undercroft_seeded::Random;
 use undercroft_terminal::{Failure, line};
 
@@ -52,12 +52,16 @@ pub(crate) fn check(path: &Path) -> Result<u8, Failure> {
         used: 60 << 20,
         faults: 1000,
     };
-    let (mut named, began) = (0u64, Instant::now());
+    let ([mut named, mut wanted], began) = ([0u64; 2], Instant::now());
+    let mut wish = |wish: Wish| match wish.what {
+        What::Reclaim => named += 1,
+        What::Prefetch => wanted += 1,
+    };
     for (at, event) in script().enumerate() {
         if at % 1000 == 0 {
-            desk.at(memory, at as u64, &mut |_| named += 1);
+            desk.at(memory, at as u64, &mut wish);
         }
-        desk.hear(&event, &mut |_| named += 1);
+        desk.hear(&event, &mut wish);
         if began.elapsed() > TIME_MAX {
             break;
         }
@@ -73,8 +77,8 @@ pub(crate) fn check(path: &Path) -> Result<u8, Failure> {
         text += &format!("  parameter  {} = {}\n", parameter.name, parameter.value);
     }
     text += &format!(
-        "  events     {} heard, {:.2} us each, {} failed\n  pages      {named} named, {} refused \
-         as too many for one event\n",
+        "  events     {} heard, {:.2} us each, {} failed\n  pages      {named} to leave first, \
+         {wanted} to come, {} refused as too many for one event\n",
         counts.events, each, counts.failures, counts.flooded
     );
     let status = match desk.last_failure() {

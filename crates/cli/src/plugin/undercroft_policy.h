@@ -31,6 +31,8 @@ enum uc_state { UC_UNKNOWN, UC_IN, UC_OUT };
 
 /* The page shall leave first when room is needed. 0: this event has named too many. */
 int32_t UC_IMPORT(reclaim)(int32_t space, int64_t page);
+/* The page, which is out of memory, shall come while there is room. 0: as above. */
+int32_t UC_IMPORT(prefetch)(int32_t space, int64_t page);
 /* The page of the host that has a page of the program: in a process the same one. */
 int64_t UC_IMPORT(gva_to_hva)(int32_t space, int64_t page);
 /* Where a page is, by the events heard so far. */

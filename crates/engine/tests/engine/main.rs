@@ -2,6 +2,7 @@
 //! compile the engine's generic code again.
 
 mod after_plan;
+mod ahead;
 mod approach;
 mod beside;
 mod bury;

@@ -1,10 +1,13 @@
 //! The plugin at work: a thread of its own, which tells it the events, and the evictor's side,
 //! which takes its wishes when it asks our policy.
 //!
+//! Pages that it wants in memory are loaded by fault threads (`fault/ahead.rs`), which it wakes.
+//!
 //! The thread has the lowest scheduling class, takes no lock that a fault or an eviction takes, and
 //! is woken by none: it looks by itself, each millisecond while there are events. So a plugin that
 //! works without end slows neither. Events that it does not hear in time are dropped and counted.
 
+use std::cell::Cell;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -14,7 +17,7 @@ use std::time::Duration;
 
 use undercroft_base::{SpaceId, VirtPage};
 use undercroft_engine::limits::EVICT_PAGES_MAX;
-use undercroft_plugin::{Counts, Desk, Event, Kind, Wish};
+use undercroft_plugin::{Counts, Desk, Event, Kind, What, Wish};
 use undercroft_sys::process;
 
 use super::Evictor;
@@ -98,7 +101,11 @@ fn run(
     };
     advice.show_parameters(desk.parameters());
     let (mut late, mut nap) = (0, NAP_MIN);
-    let mut wish = |wish: Wish| _ = advice.wishes.add(wish);
+    let loads = Cell::new(false);
+    let mut wish = |wish: Wish| {
+        loads.set(loads.get() || wish.what == What::Prefetch);
+        advice.wishes.add(wish);
+    };
     while !shared.signals.stopped() && !advice.is_over() {
         advice.take_set(|name, value| _ = desk.set(name, value));
         let now = shared.elapsed().as_millis() as u64;
@@ -121,6 +128,9 @@ fn run(
             let why = desk.last_failure().map(ToString::to_string);
             return Some(format!("it failed {} times: {}", counts.failures, why?));
         }
+        if loads.take() {
+            shared.wake_loader();
+        }
         if heard < EVENTS_A_TURN {
             nap = if heard > 0 {
                 NAP_MIN
@@ -140,10 +150,8 @@ impl Evictor {
         let Some(advice) = self.shared.books.advice() else {
             return (None, Vec::new()); // no memory is taken
         };
-        let next = std::iter::from_fn(|| advice.wishes.next());
-        let wishes: Vec<_> = (next.take(WISHES_A_BATCH))
-            .map(|wish| (wish.space, wish.page))
-            .collect();
+        let next = std::iter::from_fn(|| advice.wishes.next(What::Reclaim));
+        let wishes: Vec<_> = next.take(WISHES_A_BATCH).collect();
         advice.note_wishes(wishes.len());
         (Some(advice), wishes)
     }

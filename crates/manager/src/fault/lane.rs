@@ -75,7 +75,7 @@ impl FaultThread {
         let this = &self.lanes[lane];
         if this.in_flight == 0 {
             let items = &this.loads.plan.items;
-            if items.len() == 1 && !items[0].fresh {
+            if items.len() == 1 && items[0].demanded && !items[0].fresh {
                 let times = [arrived, read, decided, loaded, this.installed];
                 self.shared.gauges.breakdown.add(times);
             }

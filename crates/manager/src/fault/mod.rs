@@ -15,9 +15,11 @@
 //! - A page that is resident by the books may be missing, because the kernel dropped it.
 //!   `fill_missing` (`relief.rs`) poisons it if it was, or may have been, out of memory. Otherwise
 //!   it is zeros. A page of a virtual machine is always zeros then (`stays`).
+//! - Pages that the user's policy wants in memory are loaded between faults (`ahead.rs`).
 //! - A copy on another machine that is later than 80 ms is asked for again when its thread faults
 //!   again: no lane waits long.
 
+mod ahead;
 mod awake;
 mod inbox;
 mod install;
@@ -28,14 +30,14 @@ mod lane;
 pub(crate) mod model_tests;
 pub(crate) mod relief;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
-use undercroft_base::{Nanos, PageSize, ThreadId, VirtPage, VirtRange};
+use undercroft_base::{Nanos, PageSize, SpaceId, ThreadId, VirtPage, VirtRange};
 use undercroft_engine::limits::LOAD_PAGES_MAX;
 use undercroft_engine::{Engine, Fault, FaultAnswer};
 use undercroft_proto::legacy::EventInbox;
@@ -140,6 +142,9 @@ pub(crate) struct FaultThread {
     later: Vec<(u64, Instant)>,
     /// Processes that the kernel has no memory to poll.
     unpolled: Vec<Arc<Process>>,
+    /// Pages that the user's policy wants in memory, and whether there may be more.
+    ahead: VecDeque<(SpaceId, VirtPage)>,
+    asked_ahead: bool,
 }
 
 impl FaultThread {
@@ -187,6 +192,8 @@ impl FaultThread {
             is_put_off: false,
             later: Vec::new(),
             unpolled: Vec::new(),
+            ahead: VecDeque::new(),
+            asked_ahead: false,
             shared,
         })
     }
@@ -200,9 +207,14 @@ impl FaultThread {
         while !self.shared.signals.stopped() {
             self.follow_processes();
             // A read is in flight for the only thread that faults.
-            let lone_read = self.alone && self.idle.len() < LANES;
+            let ahead = self.may_load_ahead();
+            let lone_read = self.alone && self.idle.len() < LANES && !ahead;
             let waits = !self.later.is_empty() || !self.unpolled.is_empty();
-            let limit = waits.then_some(COME_BACK);
+            let limit = if ahead {
+                Some(Duration::ZERO)
+            } else {
+                waits.then_some(COME_BACK)
+            };
             if self
                 .awake
                 .wait(&self.epoll, &mut events, lone_read, limit)
@@ -238,6 +250,9 @@ impl FaultThread {
             {
                 self.stay_with(&process);
             }
+            if self.may_load_ahead() {
+                self.load_ahead();
+            }
         }
     }
 
@@ -261,6 +276,7 @@ impl FaultThread {
     fn drain_wakeup(&mut self) {
         let mut word = [0u8; 8];
         let _ = rustix::io::read(self.shared.signals.wakeup(self.index), &mut word);
+        self.asked_ahead = true;
         let pages = self.shared.signals.take_to_bring();
         for (space, page) in pages {
             let process = self.shared.processes.get(space);

@@ -51,6 +51,15 @@ impl Shared {
         }
     }
 
+    /// Has a fault thread load pages that the user's policy wants in memory: one on a CPU where no
+    /// client thread faults, if there is one.
+    pub(crate) fn wake_loader(&self) {
+        let mut threads = (0..self.signals.fault_threads()).rev();
+        let loader = threads.find(|thread| !self.cpu_plan.is_active(*thread));
+        self.signals
+            .wake_followers(|thread| thread == loader.unwrap_or(0));
+    }
+
     pub(crate) fn elapsed(&self) -> Duration {
         self.elapsed_at(Instant::now())
     }

@@ -501,7 +501,13 @@ pub struct PluginReport {
     pub pages_wished: u64,
     /// Pages of these that were in memory, might leave, and were chosen.
     pub pages_chosen: u64,
-    /// Pages that it named beyond what an event, or the queue, has room for.
+    /// Pages that it wanted in memory, and that were looked at.
+    #[serde(default)]
+    pub prefetches_wished: u64,
+    /// Pages of these that were out of memory, had room, and were loaded.
+    #[serde(default)]
+    pub prefetches_done: u64,
+    /// Pages that it named, for either, beyond what an event, or the queue, has room for.
     pub wishes_refused: u64,
     /// The parameters that it has registered.
     pub parameters: Vec<PluginParameter>,

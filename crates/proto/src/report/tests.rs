@@ -228,6 +228,8 @@ fn policies() -> Policies {
             events: 100,
             pages_wished: 20,
             pages_chosen: 10,
+            prefetches_wished: 30,
+            prefetches_done: 20,
             parameters: vec![PluginParameter {
                 name: "behind".into(),
                 value: 16,

@@ -17,6 +17,7 @@ use crate::vm::guest;
 /// Functions that a policy may import, as text.
 const IMPORTS: &str = r#"
     (import "undercroft" "reclaim" (func $reclaim (param i32 i64) (result i32)))
+    (import "undercroft" "prefetch" (func $prefetch (param i32 i64) (result i32)))
     (import "undercroft" "get_page_state" (func $state (param i32 i64) (result i32)))
     (import "undercroft" "register_parameter"
         (func $register (param i32 i32 i64) (result i32)))
@@ -163,8 +164,64 @@ fn a_policy_file_that_lets_a_walk_leave_behind_itself_saves_faults() {
     expect_savings(&with);
 }
 
+/// FlexSwap's LinearPF (§6.6): the pages after a fault come along. As many as the walk needs until
+/// the policy is heard again.
+const LINEAR: &str = r#"
+    (if (i32.ne (local.get $kind) (i32.const 1)) (then (return)))
+    (loop
+        (local.set $n (i64.add (local.get $n) (i64.const 1)))
+        (local.set $page (i64.add (local.get $page) (i64.const 1)))
+        (if (i32.eq (call $state (local.get $space) (local.get $page)) (i32.const 2)) (then
+            (drop (call $prefetch (local.get $space) (local.get $page)))))
+        (br_if 0 (i64.lt_u (local.get $n) (call $parameter (i32.const 0)))))"#;
+
+const LINEAR_MORE: &str = r#"(data (i32.const 0) "ahead") (func (export "init")
+    (drop (call $register (i32.const 0) (i32.const 5) (i64.const 256))))"#;
+
+/// Goes once through memory of which a half is out, with a pause before each page, after the limit
+/// was raised. Every word is checked.
+fn slow_walk(policy: &str) -> Outcome {
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let spill = folder.path().join("spill").display().to_string();
+    let job = Job::new(build("touch"))
+        .args(["48", "--rounds", "1", "--pace", "250"])
+        .limit(24 * MIB)
+        .options(["--policy", policy, "--prefetch", "none"])
+        .options(["--access-scan", "never"])
+        .tier(&format!("file:{spill},size=1G"));
+    let mut run = job.timeout(100).start();
+    run.until("memory that is filled", 60, |run| {
+        let said = std::fs::read_to_string(run.scratch().join("output")).ok()?;
+        said.contains("ready").then_some(())
+    });
+    set(&run, "memory-max=64M").expect(0);
+    run.wait().expect(0)
+}
+
+#[test]
+fn a_linear_prefetch_as_a_policy_file_halves_the_waits_of_a_walk() {
+    turn!(one_at_a_time, "a plain run has no policy");
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let file = policy(folder.path(), "linear.wasm", 1, LINEAR, LINEAR_MORE);
+    let (with, without) = (slow_walk(text(&file)), slow_walk("auto"));
+    // Also those that find their page on its way.
+    let waits = |of: &Outcome| count(of, "faults.total") - count(of, "faults.first_touch");
+    let [with_waits, without_waits] = [&with, &without].map(waits);
+    assert!(without_waits > 5000.0, "{without}");
+    assert!(
+        2.0 * with_waits < without_waits,
+        "{with_waits} of {without_waits}: {with}"
+    );
+    let of = |what: &str| count(&with, &format!("policies.plugin.{what}"));
+    let (wished, done) = (of("prefetches_wished"), of("prefetches_done"));
+    let prefetched = count(&with, "pages.prefetched");
+    assert!(without_waits / 2.0 < prefetched, "{with}");
+    assert!(prefetched <= done && done <= wished, "{with}");
+    println!("{with_waits} of {without_waits} waits, {done} pages of {wished} wishes");
+}
+
 /// Policies that do harm as far as they can, by name, with what the report must say.
-const HOSTILE: [(&str, &str, &str); 5] = [
+const HOSTILE: [(&str, &str, &str); 7] = [
     ("loop", "(loop (br 0))", "failures"),
     ("trap", "(unreachable)", "failures"),
     (
@@ -182,6 +239,24 @@ const HOSTILE: [(&str, &str, &str); 5] = [
          (drop (call $reclaim (local.get $space) (i64.const -1)))
          (drop (call $reclaim (local.get $space) (i64.mul (local.get $page) (i64.const 4096))))",
         "pages_wished",
+    ),
+    (
+        "flood of loads",
+        "(loop (local.set $n (i64.add (local.get $n) (i64.const 1)))
+            (drop (call $prefetch (local.get $space)
+                (i64.add (local.get $page) (local.get $n))))
+            (br_if 0 (i64.lt_u (local.get $n) (i64.const 5000))))",
+        "wishes_refused",
+    ),
+    // Also the page that was just loaded, or has just left.
+    (
+        "wrong loads",
+        "(drop (call $prefetch (local.get $space) (local.get $page)))
+         (drop (call $prefetch (i32.const -1) (local.get $page)))
+         (drop (call $prefetch (local.get $space) (i64.const -1)))
+         (drop (call $prefetch (local.get $space)
+            (i64.mul (local.get $page) (i64.const 4096))))",
+        "prefetches_wished",
     ),
     // Below the fuel of an event, so it is never dismissed, and is always late.
     (

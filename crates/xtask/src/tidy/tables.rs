@@ -283,7 +283,10 @@ pub(super) const MANAGER_ORDER: &[(&str, &[&str])] = &[
             "demote",
         ],
     ),
-    ("fault", &["inbox", "awake", "install", "lane", "relief"]),
+    (
+        "fault",
+        &["inbox", "awake", "install", "lane", "ahead", "relief"],
+    ),
     (
         "gauges",
         &["knobs", "latency", "limit", "page_ins", "scale"],

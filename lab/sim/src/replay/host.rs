@@ -164,7 +164,11 @@ impl Host {
         if client.is_scan_due() {
             client.follow_pages(&self.tiers_now(client));
         }
-        self.reclaim(client)
+        self.reclaim(client)?;
+        if client.plugin.is_some() {
+            self.load_ahead(client);
+        }
+        Ok(())
     }
 
     /// Counts a fault that read a tier, from `start` to now.
@@ -263,7 +267,7 @@ impl Host {
     }
 
     /// Reads a client's plan and installs it. Returns whether the faulting page came from a tier.
-    fn load(&mut self, client: &mut Client<'_>) -> bool {
+    pub(super) fn load(&mut self, client: &mut Client<'_>) -> bool {
         let from_tier = match &client.plan.items[..] {
             // Zeros, and no other page.
             [item] if item.tier == TierId::FILL => false,
@@ -289,10 +293,11 @@ impl Host {
     /// Reads a client's plan. Returns whether the faulting page comes from a tier.
     fn read_plan(&mut self, client: &mut Client<'_>) -> bool {
         let items = &client.plan.items[..];
-        let demanded = items.iter().position(|item| item.demanded).unwrap_or(0);
-        let from_tier = items[demanded].tier != TierId::FILL;
-        if from_tier {
-            let attach = self.tiers[items[demanded].tier.0 as usize]
+        let demanded = items.iter().find(|item| item.demanded);
+        let from = demanded.map(|item| item.tier);
+        let from = from.filter(|tier| *tier != TierId::FILL);
+        if let Some(from) = from {
+            let attach = self.tiers[usize::from(from.0)]
                 .device()
                 .map_or(Attach::Memory, |device| device.profile().attach);
             let software = self.setup.software.of(attach, profiles::SOFTWARE_NS);
@@ -324,7 +329,7 @@ impl Host {
             }
             client.clock = end;
         }
-        from_tier
+        from.is_some()
     }
 
     /// Evicts until `pages` fit. `pages` is 0 once a fault is planned. It is 1 ahead of a fault, if

@@ -7,6 +7,7 @@ use undercroft_base::{
 use undercroft_engine::{Fault, FaultAnswer, Install, LoadItem, LoadPlan};
 use undercroft_model::{Content, FakeTier, NotInstalled};
 
+use super::meddler::Plugin;
 use super::program::LOWEST_END;
 use super::setup::Sabotage;
 use super::work::{Flight, Got};
@@ -25,11 +26,62 @@ impl World {
     pub fn fault_step(&mut self) -> bool {
         let at = self.random.index(self.flights.len());
         if self.flights[at].is_some() {
-            self.advance_flight(at)
-        } else {
-            return self.read_message(at);
+            self.advance_flight(at);
+            return true;
         }
+        // The manager reads messages first, but another thread may load pages meanwhile.
+        let ahead = self.steps.is_multiple_of(4) && self.load_ahead(at);
+        ahead || self.read_message(at) || self.load_ahead(at)
+    }
+
+    /// Fault thread `at` loads pages that a plugin wants in memory. False if there are none.
+    fn load_ahead(&mut self, at: usize) -> bool {
+        let wanted = self.plugin.as_ref().and_then(Plugin::loads);
+        let Some((space, pages)) = wanted.filter(|_| !self.calm) else {
+            return false;
+        };
+        let room = self.engine.books().room();
+        let mut plan = LoadPlan::default();
+        let proc = self.proc_of(space);
+        let done = match proc {
+            Some(_) => self.engine.faults().prefetch(space, &pages, &mut plan),
+            None => 1,
+        };
+        if let Some(plugin) = &mut self.plugin {
+            plugin.loaded(done);
+        }
+        self.log(|| format!("load ahead of {pages:?}: {:?}", plan.items));
+        let Some(proc) = proc.filter(|_| !plan.items.is_empty()) else {
+            self.saw("loads for a plugin: none");
+            return true;
+        };
+        self.saw("loads for a plugin");
+        let books = self.engine.books();
+        assert!(
+            books.room() >= 0 && !books.reclaim_wanted(),
+            "pages had to leave for one that a plugin wanted: room for {room} before"
+        );
+        self.check_admission();
+        let ordered = plan.items.is_sorted_by(|one, next| one.page < next.page);
+        let wanted = |item: &LoadItem| pages.contains(&item.page) && !item.demanded && !item.fresh;
+        assert!(ordered && plan.items.iter().all(wanted), "{:?}", plan.items);
+        self.fly(at, proc, plan);
         true
+    }
+
+    /// Fault thread `at` begins to load the pages of a plan.
+    fn fly(&mut self, at: usize, proc: usize, plan: LoadPlan) {
+        let got = plan.items.iter().map(|_| Got::Not).collect();
+        let stalled = self.stall();
+        if self.sabotaged(Sabotage::FreeEarly) {
+            self.free_early(&plan);
+        }
+        self.flights[at] = Some(Flight {
+            proc,
+            plan,
+            got,
+            stalled,
+        });
     }
 
     fn read_message(&mut self, at: usize) -> bool {
@@ -85,17 +137,7 @@ impl World {
             FaultAnswer::Load => {
                 self.check_admission();
                 self.check_order(&plan);
-                let got = plan.items.iter().map(|_| Got::Not).collect();
-                let stalled = self.stall();
-                if self.sabotaged(Sabotage::FreeEarly) {
-                    self.free_early(&plan);
-                }
-                self.flights[at] = Some(Flight {
-                    proc,
-                    plan,
-                    got,
-                    stalled,
-                });
+                self.fly(at, proc, plan);
             }
             FaultAnswer::Wake => self.heal(proc, message.page),
             FaultAnswer::Wait | FaultAnswer::NoRoom => {}

@@ -1,12 +1,13 @@
 //! A plugin that names any pages at all: those it has heard of, their neighbours, pages of other
-//! spaces and of none. Now and then it fails. The world asks it as the manager does.
+//! spaces and of none, in half of its storms also to be loaded. Now and then it fails. The world
+//! asks it as the manager does.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use undercroft_base::{SpaceId, VirtPage};
 use undercroft_engine::{Engine, Ledger};
-use undercroft_plugin::{Desk, Ears, Event, Failure, Host, Memory, Policy, Wish};
+use undercroft_plugin::{Desk, Ears, Event, Failure, Host, Memory, Policy, What, Wish};
 use undercroft_seeded::Random;
 
 /// Pages that it remembers.
@@ -14,6 +15,7 @@ const REMEMBERED: usize = 64;
 /// Wishes that wait, and that are tried for one batch.
 const WISHES_MAX: usize = 256;
 const WISHES_A_BATCH: usize = 16;
+const LOADS_A_TURN: usize = 8;
 
 /// Makes a policy of a seed.
 pub type MakePolicy = fn(u64) -> Box<dyn Policy>;
@@ -24,7 +26,9 @@ pub struct Plugin {
     seed: u64,
     ears: Arc<Ears>,
     desk: Desk,
-    wishes: VecDeque<Wish>,
+    wishes: VecDeque<(SpaceId, VirtPage)>,
+    /// Pages to load.
+    loads: VecDeque<(SpaceId, VirtPage)>,
 }
 
 impl Plugin {
@@ -38,6 +42,7 @@ impl Plugin {
             ears,
             desk: Desk::new(make(seed)),
             wishes: VecDeque::new(),
+            loads: VecDeque::new(),
         }
     }
 
@@ -48,10 +53,14 @@ impl Plugin {
 
     /// Tells it what has happened.
     fn hear<L: Ledger>(&mut self, engine: &Engine<L>, now_ms: u64) {
-        let wishes = &mut self.wishes;
-        let mut wish = |wish| {
-            if wishes.len() < WISHES_MAX {
-                wishes.push_back(wish);
+        let (wishes, loads) = (&mut self.wishes, &mut self.loads);
+        let mut wish = |wish: Wish| {
+            let list = match wish.what {
+                What::Reclaim => &mut *wishes,
+                What::Prefetch => &mut *loads,
+            };
+            if list.len() < WISHES_MAX {
+                list.push_back((wish.space, wish.page));
             }
         };
         let books = engine.books();
@@ -74,14 +83,28 @@ impl Plugin {
     ) -> Vec<(SpaceId, VirtPage)> {
         self.hear(engine, now_ms);
         let some = self.wishes.len().min(WISHES_A_BATCH);
-        let wishes = self.wishes.drain(..some);
-        wishes.map(|wish| (wish.space, wish.page)).collect()
+        self.wishes.drain(..some).collect()
+    }
+
+    /// The oldest pages that it wants in memory, of one space.
+    pub(super) fn loads(&self) -> Option<(SpaceId, Vec<VirtPage>)> {
+        let (space, _) = *self.loads.front()?;
+        let same = self.loads.iter().take_while(|(of, _)| *of == space);
+        let pages = same.map(|(_, page)| *page);
+        Some((space, pages.take(LOADS_A_TURN).collect()))
+    }
+
+    /// The oldest `done` of these were dealt with.
+    pub(super) fn loaded(&mut self, done: usize) {
+        self.loads.drain(..done);
     }
 }
 
 /// The policy.
 struct Meddler {
     random: Random,
+    /// For pages to load.
+    loads: Option<Random>,
     heard: VecDeque<(SpaceId, u64)>,
 }
 
@@ -89,8 +112,21 @@ struct Meddler {
 pub(super) fn meddler(seed: u64) -> Box<dyn Policy> {
     Box::new(Meddler {
         random: Random::new(seed ^ 0x3edd),
+        loads: seed.is_multiple_of(2).then(|| Random::new(seed ^ 0x10ad)),
         heard: VecDeque::new(),
     })
+}
+
+/// Any page: mostly one of those heard of, or beside it.
+fn any_page(random: &mut Random, heard: &VecDeque<(SpaceId, u64)>) -> (SpaceId, VirtPage) {
+    let (space, page) = heard[random.index(heard.len())];
+    let (space, page) = match random.below(16) {
+        0 => (SpaceId(random.bits() as u32), page),
+        1 => (space, random.bits()),
+        2..6 => (space, page.wrapping_add(random.below(9)).wrapping_sub(4)),
+        _ => (space, page),
+    };
+    (space, VirtPage(page))
 }
 
 impl Policy for Meddler {
@@ -99,19 +135,17 @@ impl Policy for Meddler {
             self.heard.pop_front();
         }
         self.heard.push_back((event.space, event.page));
+        let mut wish = |what, random: &mut Random| {
+            let (space, page) = any_page(random, &self.heard);
+            host.wish(Wish { what, space, page });
+        };
         for _ in 0..self.random.below(4) {
-            let (space, page) = self.heard[self.random.index(self.heard.len())];
-            let (space, page) = match self.random.below(16) {
-                0 => (SpaceId(self.random.bits() as u32), page),
-                1 => (space, self.random.bits()),
-                2..6 => (
-                    space,
-                    page.wrapping_add(self.random.below(9)).wrapping_sub(4),
-                ),
-                _ => (space, page),
-            };
-            let page = VirtPage(page);
-            host.reclaim(Wish { space, page });
+            wish(What::Reclaim, &mut self.random);
+        }
+        if let Some(random) = &mut self.loads {
+            for _ in 0..random.below(4) {
+                wish(What::Prefetch, random);
+            }
         }
         if self.random.chance(1, 5000) {
             return Err(Failure::Trap("it failed".to_owned()));

@@ -14,6 +14,7 @@ fn module(on_event: &str) -> Vec<u8> {
     let text = format!(
         r#"(module
             (import "undercroft" "reclaim" (func $reclaim (param i32 i64) (result i32)))
+            (import "undercroft" "prefetch" (func $prefetch (param i32 i64) (result i32)))
             (memory (export "memory") 1)
             (global $dice (mut i64) (i64.const 88172645463325252))
             (func $roll (result i64)
@@ -35,6 +36,14 @@ fn module(on_event: &str) -> Vec<u8> {
 /// Pages that a walk loaded leave first, 64 pages behind it.
 const BEHIND: &str = "(if (i32.le_u (local.get $kind) (i32.const 2)) (then
     (drop (call $reclaim (local.get $space) (i64.sub (local.get $page) (i64.const 64))))))";
+
+/// The 8 pages after a fault come along, if there is room.
+const NEXT: &str = "(local $n i64)
+    (if (i32.ne (local.get $kind) (i32.const 1)) (then (return)))
+    (loop
+        (local.set $n (i64.add (local.get $n) (i64.const 1)))
+        (drop (call $prefetch (local.get $space) (i64.add (local.get $page) (local.get $n))))
+        (br_if 0 (i64.lt_u (local.get $n) (i64.const 8))))";
 
 /// Walks round `pages` pages. Returns the faults under a policy, as a replay counts them.
 fn faults(policy: &str, room: SimRoom) -> u64 {
@@ -85,6 +94,20 @@ fn a_policy_file_decides_in_a_replay_and_gives_the_same_each_time() {
     assert!(none.unwrap_err().to_string().contains("No such file"));
 }
 
+#[test]
+fn pages_that_a_policy_file_wants_come_in_a_replay_while_there_is_room_and_none_leaves_for_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("next.wasm");
+    std::fs::write(&path, module(NEXT)).unwrap();
+    let path = path.to_str().unwrap();
+    let (with, without) = (faults(path, SimRoom::Ahead), faults("auto", SimRoom::Ahead));
+    assert!(2 * with < without, "{with} of {without}");
+    assert_eq!(faults(path, SimRoom::Ahead), with);
+    // There is never room before a fault has made some for itself.
+    let full = faults(path, SimRoom::AfterPlan);
+    assert_eq!(full, faults("auto", SimRoom::AfterPlan));
+}
+
 /// Names random pages and spaces at each event, and traps now and then.
 fn hostile(_seed: u64) -> Box<dyn Policy> {
     let text = "(drop (call $reclaim (local.get $space)
@@ -92,19 +115,27 @@ fn hostile(_seed: u64) -> Box<dyn Policy> {
         (drop (call $reclaim (i32.wrap_i64 (i64.rem_u (call $roll) (i64.const 9)))
             (i64.rem_u (call $roll) (i64.const 500))))
         (drop (call $reclaim (i32.wrap_i64 (call $roll)) (call $roll)))
+        (drop (call $prefetch (local.get $space)
+            (i64.add (local.get $page) (i64.rem_s (call $roll) (i64.const 16)))))
+        (drop (call $prefetch (i32.wrap_i64 (call $roll)) (call $roll)))
         (if (i64.eqz (i64.rem_u (call $roll) (i64.const 3000))) (then (unreachable)))";
     Box::new(Plugin::read(&module(text), &mut Host::default()).unwrap())
 }
 
 #[test]
 fn no_byte_is_wrong_in_storms_with_a_hostile_policy_file() {
-    let mut named = 0;
+    let (mut named, mut loaded) = (0, 0);
     for seed in 0..12 {
         let mut setup = StormSetup::of_seed(seed);
         setup.plugin = true;
         let ended = run_with(&setup, 3000, hostile);
         assert_eq!(ended.failure, None, "seed {seed}");
-        named += ended.tally.seen["victims that a plugin named"];
+        let seen = |what| ended.tally.seen.get(what).copied().unwrap_or(0);
+        named += seen("victims that a plugin named");
+        loaded += seen("loads for a plugin");
     }
-    assert!(named > 50, "{named} prove nothing");
+    assert!(
+        named > 50 && loaded > 10,
+        "{named} and {loaded} prove nothing"
+    );
 }
