@@ -80,8 +80,8 @@ pub(crate) struct Books {
     pub legacy: Arc<Legacy>,
     /// The trace of `--trace`. The engine tells it each change.
     pub record: Option<Arc<Record>>,
-    /// The queues of the run's plugin. The engine tells it each change. Locked for moments, and by
-    /// no fault thread.
+    /// The queues of the run's plugin. The engine tells it each change. Locked for moments: by
+    /// fault threads only between faults, to load what it wants.
     advice: Mutex<Option<Arc<Advice>>>,
     /// Estimates the faults of other limits.
     curve: Option<Follower>,
