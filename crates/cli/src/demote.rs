@@ -47,7 +47,7 @@ when they are touched, as ever. To have less memory whatever is used: `undercrof
 /// Asks, and waits until all pages were tried.
 pub(crate) fn demote(args: &DemoteArgs) -> Result<u8, Failure> {
     let run = live::run_of(&args.run)?;
-    let pid = run.pid;
+    let (pid, manager) = (run.pid, run.manager_pid);
     let before = run.ages.and_then(|ages| ages.demotion).unwrap_or_default();
     match live::ask(pid, Ask::Demote(args.older_than.0 / 1_000_000)) {
         Some(Answered::Yes) => {}
@@ -79,6 +79,14 @@ pub(crate) fn demote(args: &DemoteArgs) -> Result<u8, Failure> {
             return Ok(0);
         };
         missed = 0;
+        if run.manager_pid != manager {
+            return Err(Failure::new(
+                status::FAILED,
+                format!("not all old pages of run {pid} were tried"),
+                "its manager died, and the next one knows no ages yet",
+                "ask again after some scans",
+            ));
+        }
         let now = run.ages.and_then(|ages| ages.demotion).unwrap_or_default();
         let done = since(before, now);
         if !now.under_way {
@@ -102,7 +110,7 @@ pub(crate) fn demote(args: &DemoteArgs) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// The result of one request. A manager that took over meanwhile counts from zero.
+/// The result of one request.
 fn since(before: Demotion, now: Demotion) -> Demotion {
     Demotion {
         asked: now.asked.saturating_sub(before.asked),

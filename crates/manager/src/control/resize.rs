@@ -2,6 +2,7 @@
 //! force at once. A lower one is approached: the evictor lowers the limit in force as pages leave,
 //! so that faults find room meanwhile.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::Builder;
 use std::time::Instant;
 
@@ -15,6 +16,9 @@ use super::Control;
 use crate::gauges::Hold;
 use crate::space::bring_home::bring_home;
 use crate::space::shared::Shared;
+
+/// A thread brings pages in because a user wants to keep them.
+static BRINGING: AtomicBool = AtomicBool::new(false);
 
 /// The smallest limit: that of `run --memory-max`.
 const LEAST: Bytes = Bytes(1 << 20);
@@ -82,18 +86,25 @@ impl Control {
     /// As [`Control::pause`], and a thread brings all pages in that are out.
     pub(super) fn keep(&mut self, keep: bool) -> Answered {
         let paused = self.pause(keep);
-        if keep && paused == Answered::Yes {
-            let shared = self.shared.clone();
-            let brings = move || {
-                for process in shared.processes.all() {
-                    // What does not come in comes when it is touched.
-                    let _ = bring_home(&shared, &process);
-                }
-            };
-            let thread = Builder::new().name("uc-keep".into());
-            if let Err(error) = thread.spawn(brings) {
-                return Answered::Refused(format!("no thread for it: {error}"));
+        if !keep || paused != Answered::Yes {
+            return paused;
+        }
+        if BRINGING.swap(true, Ordering::Relaxed) {
+            return Answered::Refused("pages of the last request still come back".to_owned());
+        }
+        let shared = self.shared.clone();
+        let brings = move || {
+            for process in shared.processes.all() {
+                // What does not come in comes when it is touched.
+                let _ = bring_home(&shared, &process);
             }
+            BRINGING.store(false, Ordering::Relaxed);
+        };
+        let thread = Builder::new().name("uc-keep".into());
+        if let Err(error) = thread.spawn(brings) {
+            BRINGING.store(false, Ordering::Relaxed);
+            self.pause(false);
+            return Answered::Refused(format!("no thread for it: {error}"));
         }
         paused
     }

@@ -18,7 +18,7 @@ const ZERO_RUNS_A_BATCH: usize = 64;
 const ZERO_PAGES_MIN: u64 = 16;
 
 /// Times that the policy is asked for one batch, while it names only pages of processes that are
-/// passed over.
+/// passed over; and times that pages of a user are tried, while none of them is in memory any more.
 const ASKS_MAX: usize = 64;
 
 const _: () = assert!(ZERO_PAGES_MIN <= EVICT_PAGES_MAX as u64);
@@ -36,9 +36,10 @@ impl Evictor {
         (any, zeros)
     }
 
-    /// Begins a batch with pages that a user has named. False if none of them can leave.
+    /// Begins a batch with pages that a user has named. False if none of the next ones can leave.
     pub(super) fn choose_named(&self, most: usize, items: &mut Vec<EvictItem>) -> bool {
-        self.select_runs(&self.shared.books.named, most, items)
+        let named = &self.shared.books.named;
+        (0..ASKS_MAX).any(|_| self.select_runs(named, most, items))
     }
 
     /// Chooses the next victims: first what a plugin wants to leave, then by the policy. That may

@@ -28,9 +28,12 @@ impl AgeGauge {
         *lock(&self.last) = Some((Instant::now(), ages));
     }
 
-    /// For status. `None`: there was no scan.
+    /// For status. `None`: there was no scan, and no request.
     pub(crate) fn now(&self) -> Option<Ages> {
-        let (at, ages) = lock(&self.last).clone()?;
+        let last = lock(&self.last).clone();
+        let asked = self.requests.load(Ordering::Relaxed) > 0;
+        let none = || asked.then(|| (Instant::now(), Ages::default()));
+        let (at, ages) = last.or_else(none)?;
         let count = |of: &AtomicU64| of.load(Ordering::Relaxed);
         let demotion = Demotion {
             asked: count(&self.requests),
@@ -68,6 +71,11 @@ impl AgeGauge {
         wanted.take()
     }
 
+    /// Takes a request back that [`AgeGauge::wait`] has given: the next call gives it again.
+    pub(crate) fn later(&self, older: Duration) {
+        *lock(&self.wanted) = Some(older);
+    }
+
     /// More pages were found old enough.
     pub(crate) fn note_named(&self, pages: u64) {
         self.named.fetch_add(pages, Ordering::Relaxed);
@@ -96,6 +104,8 @@ mod tests {
         gauge.set(Ages::default());
         assert_eq!(gauge.now().and_then(|ages| ages.demotion), None);
         gauge.ask(Duration::from_secs(7)).expect("the first");
+        assert_eq!(gauge.wait(soon), Some(Duration::from_secs(7)));
+        gauge.later(Duration::from_secs(7));
         assert!(gauge.ask(Duration::from_secs(8)).is_err());
         assert_eq!(gauge.wait(soon), Some(Duration::from_secs(7)));
         assert!(

@@ -196,27 +196,39 @@ impl Last {
 
     /// The pages in memory that were used at `until` for the last time, or before it, in runs of at
     /// most [`NAMED_PAGES`], in ascending order.
-    fn unused_since(&self, until: u32) -> Vec<VirtRange> {
+    fn unused_since(&self, until: u32) -> impl Iterator<Item = VirtRange> {
+        let mut blocks: Vec<_> = self.blocks.iter().collect();
+        blocks.sort_unstable_by_key(|(start, _)| **start);
+        let all = blocks.into_iter();
+        all.flat_map(move |(start, block)| block.unused_since(*start, until))
+    }
+}
+
+impl Block {
+    /// * `start`: its first page.
+    fn unused_since(&self, start: VirtPage, until: u32) -> Vec<VirtRange> {
         let mut runs: Vec<VirtRange> = Vec::new();
-        let mut starts: Vec<&VirtPage> = self.blocks.keys().collect();
-        starts.sort_unstable();
-        for start in starts {
-            let block = &self.blocks[start];
-            for (at, last) in block.used.iter().enumerate() {
-                if block.frames[at] == 0 || *last > until {
-                    continue;
+        for (at, last) in self.used.iter().enumerate() {
+            if self.frames[at] == 0 || *last > until {
+                continue;
+            }
+            let page = start.plus(at as u64);
+            match runs.last_mut() {
+                Some(run) if run.end == page && run.count().0 < NAMED_PAGES => {
+                    run.end = page.plus(1);
                 }
-                let page = start.plus(at as u64);
-                match runs.last_mut() {
-                    Some(run) if run.end == page && run.count().0 < NAMED_PAGES => {
-                        run.end = page.plus(1);
-                    }
-                    _ => runs.push(VirtRange::one(page)),
-                }
+                _ => runs.push(VirtRange::one(page)),
             }
         }
         runs
     }
+}
+
+/// When a page was last used that had not been used for `older` at a scan. `None`: there was no
+/// run then. What was used after that scan is not known, so the time since it does not count.
+fn used_before(scanned: u32, older: Duration) -> Option<u32> {
+    let ticks = older.as_millis().div_ceil(TICK.as_millis());
+    scanned.checked_sub(u32::try_from(ticks).ok()?)
 }
 
 /// The parts of `ranges` in the blocks that begin at `starts`; both ascend. Neighbours are one
@@ -269,6 +281,10 @@ pub(crate) struct Accesses {
     waited: Nanos,
     took: Duration,
     last: HashMap<SpaceId, Last>,
+    /// When the last scan ended that found something, in [`TICK`]s since the start.
+    scanned: u32,
+    /// There was a scan.
+    has_scanned: bool,
     used: Vec<VirtPage>,
     /// Blocks with Accessed bits set.
     set: Vec<VirtPage>,
@@ -310,6 +326,8 @@ impl Accesses {
             waited: Nanos(0),
             took: Duration::ZERO,
             last: HashMap::new(),
+            scanned: 0,
+            has_scanned: false,
             used: Vec::new(),
             set: Vec::new(),
             failed: false,
@@ -354,6 +372,14 @@ impl Accesses {
                     }
                 }
             }
+            if scanned && let Some(now) = self.ticks() {
+                let mut ages = Ages::default();
+                for last in self.last.values() {
+                    last.add_to(&mut ages, now);
+                }
+                self.scanned = now;
+                self.shared.gauges.ages.set(ages);
+            }
             let took = began.elapsed();
             self.took = took;
             if scanned {
@@ -362,19 +388,13 @@ impl Accesses {
                 let nanos = took.as_nanos() as u64;
                 scans.nanos.fetch_add(nanos, Ordering::Relaxed);
             }
-            if scanned && let Some(now) = self.ticks() {
-                let mut ages = Ages::default();
-                self.last
-                    .values()
-                    .for_each(|last| last.add_to(&mut ages, now));
-                self.shared.gauges.ages.set(ages);
-            }
             let metadata = self.last.values().map(Last::bytes).sum();
             self.shared
                 .gauges
                 .scans
                 .metadata
                 .fetch_max(metadata, Ordering::Relaxed);
+            self.has_scanned = true;
             let Pace {
                 interval, share, ..
             } = self.pace;
@@ -395,6 +415,10 @@ impl Accesses {
         }
         let until = Instant::now() + pause;
         while let Some(older) = self.shared.gauges.ages.wait(until) {
+            if !self.has_scanned {
+                self.shared.gauges.ages.later(older);
+                break; // no age is known before the first scan, so it comes now
+            }
             self.name_unused(older);
             self.shared.gauges.ages.done();
         }
@@ -404,10 +428,8 @@ impl Accesses {
     /// Has the evictor take pages out of memory that have not been used for `older`, and waits for
     /// it: until all were tried, or nothing moves.
     fn name_unused(&self, older: Duration) {
-        let ticks = u32::try_from(older.as_millis().div_ceil(TICK.as_millis()));
-        let until = self.ticks().zip(ticks.ok());
-        let Some(until) = until.and_then(|(now, ticks)| now.checked_sub(ticks)) else {
-            return; // the run is not that old
+        let Some(until) = used_before(self.scanned, older) else {
+            return;
         };
         for (space, last) in &self.last {
             for run in last.unused_since(until) {
@@ -639,6 +661,16 @@ mod tests {
     }
 
     #[test]
+    fn time_since_the_last_scan_makes_no_page_old() {
+        let ms = Duration::from_millis;
+        assert_eq!(used_before(600, ms(60_000)), Some(0));
+        assert_eq!(used_before(600, ms(59_901)), Some(0));
+        assert_eq!(used_before(600, ms(1)), Some(599), "used at the scan: 600");
+        assert_eq!(used_before(600, ms(60_001)), None);
+        assert_eq!(used_before(600, Duration::MAX), None);
+    }
+
+    #[test]
     fn a_page_ages_from_its_arrival_and_from_each_use() {
         let mut last = Last::default();
         let mut scan = |now: u32, pages: &[(usize, u8, bool)]| {
@@ -648,7 +680,7 @@ mod tests {
             let mut ages = Ages::default();
             last.add_to(&mut ages, now);
             let unused = |until: u32| -> Vec<(u64, u64)> {
-                let runs = last.unused_since(until).into_iter();
+                let runs = last.unused_since(until);
                 runs.map(|run| (run.start.0 - 512, run.count().0)).collect()
             };
             let pages = [0, 1].map(|at| ages.unused[at].bytes / 4096);

@@ -60,7 +60,8 @@ fn bring(shared: &Shared, process: &Process, mut pages: Vec<VirtPage>) -> u64 {
         if pages.len() < before {
             progress = Instant::now();
         }
-        let gone = || process.has_lost_its_memory() || shared.signals.stopped();
+        let ends = || shared.signals.stopped() || !shared.gauges.is_paused();
+        let gone = || process.has_lost_its_memory() || ends();
         if pages.is_empty() || progress.elapsed() > PATIENCE || gone() {
             return pages.len() as u64;
         }
