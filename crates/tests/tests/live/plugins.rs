@@ -274,7 +274,7 @@ fn a_hostile_policy_file_changes_no_byte_and_keeps_the_limit() {
     let folder = tempfile::tempdir().expect("a scratch folder");
     for (name, on_event, counted) in HOSTILE {
         let file = policy(folder.path(), &format!("{name}.wasm"), 1, on_event, "");
-        let outcome = walk(text(&file), rounds("1", "5"));
+        let outcome = walk(text(&file), rounds("2", "5"));
         let figure = count(&outcome, &format!("policies.plugin.{counted}"));
         assert!(figure >= 1.0, "{name}: {counted} is {figure}: {outcome}");
         let report = outcome.report.as_ref().expect("a report");
