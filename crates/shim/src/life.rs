@@ -32,7 +32,12 @@ const NAP_MAX: Duration = Duration::from_secs(1);
 const NAPS: u32 = 1000;
 
 /// Longest wait of a program that ends for its agent, which may have no CPU.
-const END_MAX: Duration = Duration::from_millis(20);
+const END_MAX: Duration = Duration::from_millis(100);
+
+/// Pauses of a program that ends, until the kernel has taken the memory from the agent: the first,
+/// and their number. Each is twice the one before.
+const TAKEN_MIN: Duration = Duration::from_micros(10);
+const TAKEN_PAUSES: u32 = 6;
 
 /// `struct futex_waitv`.
 #[repr(C)]
@@ -153,11 +158,22 @@ pub(crate) fn end_agent() {
     let pause = END_MAX / 4;
     loop {
         let agent = page.load(Word::Agent, Acquire);
-        if agent == 0 || left.is_zero() {
+        if agent == 0 {
+            break;
+        }
+        if left.is_zero() {
             return;
         }
         page.wait(Word::Agent, agent, Some(pause));
         left = left.saturating_sub(pause);
+    }
+    // The kernel clears the word, and wakes us, some steps before it takes the memory. If this
+    // process has other threads or shares its memory, it cannot be known when.
+    for pause in (0..TAKEN_PAUSES).map(|nth| TAKEN_MIN * (1 << nth)) {
+        if others() != EINVAL {
+            return;
+        }
+        page.wait(Word::Agent, 0, Some(pause));
     }
 }
 
