@@ -9,7 +9,7 @@ pub(crate) const ALL: &str = "UNDERCROFT_TEST_ALL";
 
 /// Names begin so, below `crates/tests/tests/live`: live against simulated, bounds of time,
 /// decisions of policies, a build and a system of their own, minutes of a random program.
-const SECOND: [&str; 29] = [
+const SECOND: [&str; 30] = [
     "access_bits::a_hot_set_stays_in_memory",
     "access_bits::by_default_a_run_scans",
     "access_bits::by_default_idle_programs",
@@ -26,6 +26,7 @@ const SECOND: [&str; 29] = [
     "packaging::package_in_a_clean_debian",
     "plugins::a_linear_prefetch_as_a_policy_file",
     "plugins::a_policy_file_that_lets_a_walk",
+    "plugins::the_template_of_the_command_saves",
     "policies::defaults_never_fault_far_more_often",
     "real_time::a_thread_that_spins_in_turns",
     "real_time::a_thread_that_spins_where_another_faults",

@@ -53,7 +53,12 @@ const BEHIND_MORE: &str = r#"(data (i32.const 0) "behind") (func (export "init")
 /// Goes round memory whose words are checked.
 fn walk(policy: &str, times: &str) -> Outcome {
     let folder = tempfile::tempdir().expect("a scratch folder");
-    let spill = folder.path().join("spill").display().to_string();
+    let walk = walk_over(folder.path(), policy, times);
+    walk.run().expect(0).expect_swapping(10_000.0)
+}
+
+fn walk_over(folder: &Path, policy: &str, times: &str) -> Job {
+    let spill = folder.join("spill").display().to_string();
     Job::new(build("touch"))
         .args(["96", "--rounds", times])
         .limit(48 * MIB)
@@ -67,9 +72,22 @@ fn walk(policy: &str, times: &str) -> Outcome {
         ])
         .tier("ram,max=3M")
         .tier(&format!("file:{spill},size=1G"))
-        .run()
-        .expect(0)
-        .expect_swapping(10_000.0)
+}
+
+/// The same until the policy has been heard: on a busy machine its thread, which has the idle
+/// class, may get no CPU for seconds. Ends when `counted` of the policy is that many, and as many
+/// pages have come back.
+fn walk_until(policy: &str, counted: &str, least: u64, pages: u64) -> Outcome {
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let mut run = walk_over(folder.path(), policy, "1000000").start();
+    run.until(counted, 90, |run| {
+        let status = run.status()?;
+        let heard = status["policies"]["plugin"][counted].as_u64()? >= least;
+        (heard && status["pages"]["swapped_in"].as_u64()? >= pages).then_some(())
+    });
+    run.signal(Signal::TERM);
+    // A word that is wrong ends the program with 1.
+    run.wait().expect(128 + 15)
 }
 
 fn count(outcome: &Outcome, path: &str) -> f64 {
@@ -100,14 +118,13 @@ fn expect_savings(with: &Outcome) {
     );
 }
 
-#[test]
-fn the_template_of_the_command_builds_and_saves_faults() {
-    turn!(one_at_a_time, "a plain run has no policy");
+/// The template, built and checked; `None` without a compiler.
+fn template(folder: &Path) -> Option<PathBuf> {
     if find("wasm-ld").is_none() || find("clang").is_none() {
-        return skip("no clang or no wasm-ld: no policy can be built from C");
+        skip("no clang or no wasm-ld: no policy can be built from C");
+        return None;
     }
-    let folder = tempfile::tempdir().expect("a scratch folder");
-    let dir = folder.path().join("mine");
+    let dir = folder.join("mine");
     let file = dir.join("policy.wasm");
     let succeeds = |command: &mut Command| {
         let ended = command.output().expect("a command");
@@ -121,7 +138,25 @@ fn the_template_of_the_command_builds_and_saves_faults() {
         said.contains("behind = 96") && said.contains("0 failed"),
         "{said}"
     );
-    expect_savings(&walk(text(&file), "5"));
+    Some(file)
+}
+
+#[test]
+fn the_template_of_the_command_builds_and_is_heard() {
+    turn!(beside_others, "a plain run has no policy");
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    if let Some(file) = template(folder.path()) {
+        walk_until(text(&file), "pages_chosen", 1000, 0);
+    }
+}
+
+#[test]
+fn the_template_of_the_command_saves_faults() {
+    turn!(one_at_a_time, "a plain run has no policy");
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    if let Some(file) = template(folder.path()) {
+        expect_savings(&walk(text(&file), "5"));
+    }
 }
 
 #[test]
@@ -274,9 +309,10 @@ fn a_hostile_policy_file_changes_no_byte_and_keeps_the_limit() {
     let folder = tempfile::tempdir().expect("a scratch folder");
     for (name, on_event, counted) in HOSTILE {
         let file = policy(folder.path(), &format!("{name}.wasm"), 1, on_event, "");
-        let outcome = walk(text(&file), rounds("2", "5"));
-        let figure = count(&outcome, &format!("policies.plugin.{counted}"));
-        assert!(figure >= 1.0, "{name}: {counted} is {figure}: {outcome}");
+        // A policy that fails is dismissed after eight failures.
+        let least = if counted == "failures" { 8 } else { 1 };
+        let pages = rounds(10_000, 100_000);
+        let outcome = walk_until(text(&file), counted, least, pages);
         let report = outcome.report.as_ref().expect("a report");
         let dismissed = &report["policies"]["plugin"]["dismissed"];
         assert_eq!(dismissed, &(counted == "failures"), "{name}: {outcome}");

@@ -2,6 +2,7 @@
 //! protect their heaps so, to learn of writes and of reads.
 
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use undercroft_tests::{
     Job, MIB, Outcome, Running, build, build_with, find, plain_only, say, skip, turn, undercroft,
@@ -52,12 +53,19 @@ fn limit_is_raised_for_what_cannot_leave_and_all_are_told() {
     });
     let raised = status["immovable"]["limit_raised_bytes_peak"].as_u64();
     assert!(raised >= Some(FIXED_MIN - LIMIT_MIB * MIB), "{status}");
-    // It keeps that, and has no more.
+    // It keeps that, and has no more, but for what was lent on the way there on a busy machine.
     let mut looks = Vec::new();
+    let since = Instant::now();
     while looks.len() < 20 {
         let (rest, status) = run.until("a look", 20, look);
-        let near = FLOOR - 2 * MIB..=FLOOR + 2 * MIB;
-        assert!(near.contains(&rest), "{rest} B: {status}");
+        if !(FLOOR - 2 * MIB..=FLOOR + 2 * MIB).contains(&rest) {
+            assert!(
+                since.elapsed() < Duration::from_secs(5),
+                "{rest} B: {status}"
+            );
+            looks.clear();
+            continue;
+        }
         looks.push(rest);
     }
     looks.sort_unstable();
