@@ -1,7 +1,7 @@
 //! Two rings of live tests. A change runs the first, `cargo xtask test --all` both.
 //!
 //! The second ring has what is judged by time or by luck, and what takes long. Random runs of the
-//! address space take turns: a change runs a few of them, the next one others. Some tests do more
+//! address space and long programs take turns: a change runs a few of them, the next one others. Some tests do more
 //! rounds in the second ring, or have more memory: they ask `rounds` (`crates/tests/src/lib.rs`).
 
 /// Set to 1 for the live tests of both rings, and read by `rounds`.
@@ -42,8 +42,12 @@ const SECOND: [&str; 30] = [
     "vm_kvm::pages_that_a_running_guest_gives_back",
 ];
 
-/// Random runs of the address space. Each line takes about the same time.
-const TURNS: [&[&str]; 6] = [
+/// Groups of tests that take turns: a change runs one line of each. The lines of a group take about
+/// the same time.
+const TURNS: [&[&[&str]]; 2] = [ADDRESS_SPACE, PROGRAMS];
+
+/// Random runs of the address space.
+const ADDRESS_SPACE: &[&[&str]] = &[
     &["address_space::address_space_survives_each_policy"],
     &["address_space::address_space_survives_on_the_ram_tier_alone"],
     &[
@@ -64,23 +68,58 @@ const TURNS: [&[&str]; 6] = [
     ],
 ];
 
+/// Programs that take long, and packages. One is as good as another to find what is broken for
+/// programs; what is broken for one of them alone, one of three changes finds.
+const PROGRAMS: &[&[&str]] = &[
+    &[
+        "documents::every_command_of_readme_and_guide_runs",
+        "real_programs::numpy_product_and_sort",
+        "real_programs::sqlite_in_memory",
+        "remote::remote_under_a_real_program",
+    ],
+    &[
+        "packaging::package_of_fedora",
+        "packaging::packages_of_both_kinds",
+        "real_programs::jvm_program",
+        "servers::redis_keeps_every_value_and_snapshots",
+        "slabs::a_run_has_what_others_do_not_use",
+    ],
+    &[
+        "browser::chromium_with_its_sandbox",
+        "real_programs::gcc_makes_the_same",
+        "real_programs::stress_ng_finds_no_wrong",
+        "servers::memcached_keeps_every_value",
+        "soak::ten_clients_come_and_go",
+        "trees::pages_that_a_move_forgot",
+        "trees::python_workers_made_by_fork",
+        "vm_kvm::increments_are_lost_if",
+    ],
+];
+
 /// Tests that a change does not run.
 ///
 /// * `commit`: its name, in hexadecimal digits. It says whose turn it is.
 pub(crate) fn later(commit: &str) -> Vec<&'static str> {
     let digits = commit.get(..8).unwrap_or("0");
-    let turn = u32::from_str_radix(digits, 16).unwrap_or(0) as usize % TURNS.len();
-    let others = TURNS.iter().enumerate().filter(|(at, _)| *at != turn);
+    let number = u32::from_str_radix(digits, 16).unwrap_or(0) as usize;
+    let others = TURNS.iter().flat_map(|group| {
+        let lines = group.iter().enumerate();
+        lines.filter(|(at, _)| *at != number % group.len())
+    });
     let others = others.flat_map(|(_, names)| names.iter().copied());
     SECOND.into_iter().chain(others).collect()
 }
 
 /// Names of the tables that no test of `list` (what `--list` prints) has: the tables are stale.
 pub(crate) fn unknown(list: &str) -> Vec<&'static str> {
-    let turns = TURNS.into_iter().flatten().copied();
-    let all = SECOND.into_iter().chain(turns);
+    let all = SECOND.into_iter().chain(in_turns());
     all.filter(|name| !list.lines().any(|line| line.starts_with(name)))
         .collect()
+}
+
+/// All tests that take turns.
+fn in_turns() -> impl Iterator<Item = &'static str> {
+    TURNS.into_iter().flatten().copied().flatten().copied()
 }
 
 #[cfg(test)]
@@ -89,23 +128,23 @@ mod tests {
 
     #[test]
     fn each_turn_comes_and_leaves_the_others_for_later() {
-        for turn in 0..TURNS.len() {
-            let later = later(&format!("{turn:08x}aaaa"));
-            for (at, names) in TURNS.iter().enumerate() {
-                assert!(
-                    names
-                        .iter()
-                        .all(|name| later.contains(name) == (at != turn))
-                );
+        for group in TURNS {
+            for turn in 0..group.len() {
+                let later = later(&format!("{turn:08x}aaaa"));
+                for (at, names) in group.iter().enumerate() {
+                    let are_later = names.iter().all(|name| later.contains(name));
+                    let none_is = !names.iter().any(|name| later.contains(name));
+                    assert!(if at == turn { none_is } else { are_later });
+                }
+                assert!(SECOND.iter().all(|name| later.contains(name)));
             }
-            assert!(SECOND.iter().all(|name| later.contains(name)));
         }
         assert_eq!(later("no commit"), later("00000000"));
     }
 
     #[test]
     fn a_name_that_no_test_has_is_told() {
-        let all: Vec<&str> = (SECOND.into_iter().chain(TURNS.concat())).collect();
+        let all: Vec<&str> = (SECOND.into_iter().chain(in_turns())).collect();
         let list = all.join("_and_more: test\n");
         assert!(unknown(&list).is_empty());
         let without = list.replace("live_and_simulated::", "gone::");

@@ -112,7 +112,7 @@ impl Machine {
     pub(crate) fn evict(&mut self) {
         self.evictor.overlaps = false;
         let items = self.items.clone();
-        self.evictor.evict_group(&items);
+        self.evictor.evict_groups(&items, None);
     }
 
     /// Protects and reads the group.

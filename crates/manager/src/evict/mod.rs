@@ -1,6 +1,6 @@
 //! The evictor keeps the reserve free. When pages leave, and how many at a time, is decided by
 //! [`Reclaimer`]. Here its steps are carried out. A batch is `choose.rs` -> `wayout` -> `store.rs`
-//! -> `publish.rs`, a group of one address space at a time (`pending.rs`). `demote.rs` makes room
+//! -> `publish.rs`, by groups of one address space each (`pending.rs`). `demote.rs` makes room
 //! in a full tier that the processor reads.
 //!
 //! A batch:
@@ -124,7 +124,7 @@ pub(crate) struct Evictor {
     reclaimer: Reclaimer,
     /// A group is asked for before the one before is stored.
     overlaps: bool,
-    pending: Option<Pending>,
+    pending: VecDeque<Pending>,
     before: Before,
     /// A page of the last batch did not compress; others may.
     unfit: bool,
@@ -156,7 +156,7 @@ impl Evictor {
             demote_buffer: PageBuf::new(DEMOTE_PAGES_MAX, PageSize::Base)?,
             reclaimer: Reclaimer::new(if overlaps { BATCHES } else { 1 }),
             overlaps,
-            pending: None,
+            pending: VecDeque::new(),
             before: Before::default(),
             unfit: false,
             warned: false,
@@ -184,7 +184,7 @@ impl Evictor {
             let storing = read(&shared.books.storing);
             let step = self.next_step();
             if let Step::Demote(migration) = step {
-                self.finish_next();
+                self.finish_all();
                 if !self.demote(migration) {
                     self.reclaimer.moved_none();
                 }
@@ -229,7 +229,7 @@ impl Evictor {
             let books = engine.books();
             advice.note_memory(books.dram_used(), books.stats().faults);
         }
-        if self.pending.is_none() {
+        if self.pending.is_empty() {
             let stats = engine.books().stats();
             self.before.freed = stats.base_pages_freed;
             self.before.refused = stats.refused_store;
@@ -374,19 +374,13 @@ impl Evictor {
         } else {
             self.choose(most, &mut items)
         };
-        for group in items.chunk_by(|one, next| one.space == next.space) {
-            self.evict_group(group);
-        }
-        self.items = items;
         let batch = Batch {
             asked: most,
             zeros,
             named,
         };
-        match &mut self.pending {
-            Some(last) if last.batch.is_none() => last.batch = Some(batch),
-            _ => self.batch_ended(batch),
-        }
+        self.evict_groups(&items, Some(batch));
+        self.items = items;
         shared.books.free_released();
         drop(storing);
         shared.books.follow_pages();

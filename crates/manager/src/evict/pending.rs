@@ -1,6 +1,7 @@
-//! Evicts groups one after the other. With helpers, the evictor asks for the next group before it
-//! stores the one before: the agent moves pages while others are compressed. So one group is
-//! pending, which was asked for and is not taken.
+//! Evicts the groups of a batch. All are asked for before the first is taken: the agents of several
+//! processes move pages at the same time. With helpers, the groups of the next batch are asked for
+//! before those of the last are stored, so that pages move while others are compressed. A group that
+//! was asked for, and is not taken, is pending.
 
 use std::sync::Arc;
 
@@ -10,41 +11,67 @@ use super::wayout::Way;
 use super::{Batch, Evictor};
 use crate::space::port::{Answered, Asked, Begun};
 use crate::space::process::Process;
+use crate::space::shared::Shared;
 use crate::space::still;
 use crate::sync::read;
+
+/// Most groups that are pending: a page that a thread may want is away until its group is stored.
+const PENDING_MAX: usize = 16;
 
 /// A group that was asked for.
 pub(super) struct Pending {
     process: Arc<Process>,
     items: Vec<EvictItem>,
     asked: Asked,
+    answered: Option<Answered>,
     /// The batch that ends with this group.
-    pub batch: Option<Batch>,
+    batch: Option<Batch>,
+}
+
+impl Pending {
+    /// Waits for the answer, if it was not seen yet.
+    fn answer(&mut self, shared: &Shared) -> Answered {
+        let way = || Way::of(shared, &self.process).expect("a group began by it");
+        let answered = (self.answered.take()).unwrap_or_else(|| way().out().wait(self.asked));
+        *self.answered.insert(answered)
+    }
 }
 
 impl Evictor {
-    /// Evicts items of the batch, all of one address space. They may be pending afterwards.
-    pub(super) fn evict_group(&mut self, group: &[EvictItem]) {
+    /// Evicts items. Some may be pending afterwards. The batch, if they are one, ends with the last.
+    pub(super) fn evict_groups(&mut self, items: &[EvictItem], batch: Option<Batch>) {
+        let mut older = self.pending.len();
+        for group in items.chunk_by(|one, next| one.space == next.space) {
+            if self.pending.len() >= PENDING_MAX {
+                self.finish_first();
+                older = older.saturating_sub(1);
+            }
+            self.ask_for(group);
+            self.wake();
+        }
+        match (self.pending.back_mut(), batch) {
+            (Some(last), Some(_)) if last.batch.is_none() => last.batch = batch,
+            (_, Some(batch)) => self.batch_ended(batch),
+            (_, None) => {}
+        }
+        if self.overlaps {
+            (0..older).for_each(|_| self.finish_first());
+        } else {
+            self.finish_all();
+        }
+    }
+
+    /// Asks for a group. An agent has one command at a time, so the answer to the last one comes
+    /// first.
+    fn ask_for(&mut self, group: &[EvictItem]) {
         let shared = self.shared.clone();
-        let process = shared.processes.get(group[0].space);
-        // An agent has one command at a time, so its answer comes first.
-        let before = self.pending.take().map(|pending| {
-            let answered = self.wait_for(&pending);
-            (pending, answered)
-        });
-        let late = before.as_ref().is_some_and(|(of, answered)| {
-            matches!(answered, Answered::Late(_)) && of.process.space == group[0].space
-        });
-        match process.filter(|_| !late) {
-            Some(process) => self.begin(&process, group),
-            None => self.leave(group),
-        }
-        self.wake();
-        if let Some((pending, answered)) = before {
-            self.finish(pending, answered);
-        }
-        if !self.overlaps {
-            self.finish_next();
+        let space = group[0].space;
+        let mut newest = self.pending.iter_mut().rev();
+        let last = newest.find(|last| last.process.space == space);
+        let late = last.is_some_and(|last| matches!(last.answer(&shared), Answered::Late(_)));
+        match shared.processes.get(space) {
+            Some(process) if !late => self.begin(&process, group),
+            _ => self.leave(group),
         }
     }
 
@@ -57,10 +84,11 @@ impl Evictor {
         // From here on fork() in the program waits, until the last page is published.
         match way.out().begin(group) {
             Begun::Yes(asked) => {
-                self.pending = Some(Pending {
+                self.pending.push_back(Pending {
                     process: process.clone(),
                     items: group.to_vec(),
                     asked,
+                    answered: None,
                     batch: None,
                 });
             }
@@ -72,15 +100,14 @@ impl Evictor {
         }
     }
 
-    fn wait_for(&self, pending: &Pending) -> Answered {
-        let way = Way::of(&self.shared, &pending.process).expect("a group began by it");
-        way.out().wait(pending.asked)
-    }
-
-    /// Takes, stores and publishes a group that was asked for.
-    fn finish(&mut self, pending: Pending, answered: Answered) {
-        let (process, items) = (&pending.process, &pending.items[..]);
+    /// Takes, stores and publishes the group that was asked for first. The caller has `storing`.
+    fn finish_first(&mut self) {
+        let Some(mut first) = self.pending.pop_front() else {
+            return;
+        };
         let shared = self.shared.clone();
+        let answered = first.answer(&shared);
+        let (process, items) = (&first.process, &first.items[..]);
         let way = Way::of(&shared, process).expect("a group began by it");
         let took = way.out().take(answered, items, &mut self.buffer);
         match self.go_on(process, way.out(), items, took) {
@@ -88,29 +115,114 @@ impl Evictor {
             None => way.out().end(items),
         }
         self.wake();
-        if let Some(batch) = pending.batch {
+        if let Some(batch) = first.batch {
             self.batch_ended(batch);
         }
     }
 
-    /// Finishes the group that is pending, if there is one. The caller has `storing`.
-    pub(super) fn finish_next(&mut self) {
-        if let Some(pending) = self.pending.take() {
-            let answered = self.wait_for(&pending);
-            self.finish(pending, answered);
+    /// Finishes the groups that are pending. The caller has `storing`.
+    pub(super) fn finish_all(&mut self) {
+        while !self.pending.is_empty() {
+            self.finish_first();
         }
     }
 
-    /// Finishes the group that is pending, if there is one.
+    /// Finishes the groups that are pending, if there are any.
     pub(super) fn finish_pending(&mut self) {
-        if self.pending.is_none() {
+        if self.pending.is_empty() {
             return;
         }
         let shared = self.shared.clone();
         let storing = read(&shared.books.storing);
-        self.finish_next();
+        self.finish_all();
         shared.books.free_released();
         drop(storing);
         shared.books.follow_pages();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use undercroft_base::{BASE_PAGE_BYTES, VirtPage, VirtRange};
+
+    use super::*;
+    use crate::fault::model_tests::{options, shared};
+    use crate::space::model::ModelMemory;
+    use crate::space::port::{Space, Wake};
+    use crate::sync::lock;
+
+    /// Two processes, whose pages came in turns.
+    struct Two {
+        evictor: Evictor,
+        memories: [Arc<ModelMemory>; 2],
+    }
+
+    impl Two {
+        fn new(overlaps: bool) -> Two {
+            let mut evictor = Evictor::new(shared(options("ram"))).expect("an evictor");
+            evictor.overlaps = overlaps;
+            let range = VirtRange::new(VirtPage(0), VirtPage(100));
+            let (first, mut second) = (ModelMemory::new(range), ModelMemory::new(range));
+            second.steps = first.steps.clone();
+            let memories = [first, second].map(Arc::new);
+            let spaces = memories.each_ref().map(|memory| {
+                for page in range.pages() {
+                    let put = memory.install(page, &[7; BASE_PAGE_BYTES], Wake::Later);
+                    put.expect("the page is missing");
+                }
+                let shared = &evictor.shared;
+                let space = shared.books.engine().layout().add_space();
+                shared.books.engine().layout().attached(space, range);
+                let (row, beacon) = (shared.books.row(space), VirtPage(1 << 20));
+                let process = Process::new(space, memory.clone(), beacon, None, None, row);
+                shared.add_process(&Arc::new(process));
+                space
+            });
+            let mut engine = evictor.shared.books.engine();
+            for page in range.pages() {
+                for space in spaces {
+                    (engine.discovery()).found_resident(space, VirtRange::one(page));
+                }
+            }
+            drop(engine);
+            Two { evictor, memories }
+        }
+
+        /// Evicts a batch of four pages; returns what was asked of the memories.
+        fn batch(&mut self) -> Vec<&'static str> {
+            let mut items = Vec::new();
+            let any = (self.evictor.shared.books.engine().evictions()).select(4, &mut items);
+            assert!(any && items.len() == 4 && items[0].space != items[3].space);
+            self.evictor.evict_groups(&items, None);
+            self.steps()
+        }
+
+        fn steps(&mut self) -> Vec<&'static str> {
+            std::mem::take(&mut *lock(&self.memories[0].steps))
+        }
+    }
+
+    #[test]
+    fn all_processes_of_a_batch_are_asked_before_the_first_is_waited_for() {
+        let mut two = Two::new(false);
+        let steps = ["begin", "begin", "wait", "take", "wait", "take"];
+        assert_eq!(two.batch(), steps);
+        assert!(two.evictor.pending.is_empty());
+    }
+
+    #[test]
+    fn the_next_batch_is_asked_for_before_the_last_is_stored() {
+        let mut two = Two::new(true);
+        assert_eq!(two.batch(), ["begin", "begin"]);
+        let next = ["wait", "begin", "wait", "begin", "take", "take"];
+        assert_eq!(two.batch(), next);
+        assert_eq!(two.evictor.pending.len(), 2);
+        two.evictor.finish_pending();
+        assert_eq!(two.steps(), ["wait", "take", "wait", "take"]);
+        for memory in &two.memories {
+            assert_eq!(memory.left.load(Ordering::Relaxed), 4);
+        }
     }
 }

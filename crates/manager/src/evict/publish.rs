@@ -422,7 +422,7 @@ mod tests {
         let row = shared.books.row(space);
         let process = Process::new(space, memory.clone(), VirtPage(1 << 20), None, None, row);
         shared.add_process(&Arc::new(process));
-        evictor.evict_group(&items);
+        evictor.evict_groups(&items, None);
         let engine = shared.books.engine();
         for (at, item) in items.iter().enumerate() {
             let there = memory.peek(item.page).is_some();

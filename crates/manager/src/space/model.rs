@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -57,6 +57,8 @@ pub(crate) struct ModelMemory {
     pub waking_calls: AtomicU32,
     /// Pages that left for good by its own way out.
     pub left: AtomicU32,
+    /// What was asked of its way out, and of that of other memories that have the same list.
+    pub steps: Arc<Mutex<Vec<&'static str>>>,
 }
 
 struct Kernel {
@@ -100,6 +102,7 @@ impl ModelMemory {
             calls: AtomicU32::new(0),
             waking_calls: AtomicU32::new(0),
             left: AtomicU32::new(0),
+            steps: Arc::default(),
         }
     }
 
@@ -270,14 +273,17 @@ impl AsFd for ModelMemory {
 /// Pages leave at once: the model is never late.
 impl WayOut for ModelMemory {
     fn begin(&self, _: &[EvictItem]) -> Begun {
+        lock(&self.steps).push("begin");
         Begun::Yes(Asked::default())
     }
 
     fn wait(&self, asked: Asked) -> Answered {
+        lock(&self.steps).push("wait");
         Answered::Done(asked)
     }
 
     fn take(&self, _: Answered, group: &[EvictItem], buffer: &mut [u8]) -> Took {
+        lock(&self.steps).push("take");
         let (mut moved, mut refused) = (0, 0);
         for (at, item) in group.iter().enumerate() {
             match self.move_out(item.page) {

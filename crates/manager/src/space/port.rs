@@ -142,7 +142,7 @@ pub(crate) struct Asked {
 }
 
 /// The state of a group that was asked for.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) enum Answered {
     /// The memory knows which pages have left.
     Done(Asked),
@@ -180,7 +180,7 @@ pub(crate) enum Read {
 }
 
 /// Why a group is late.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) enum Late {
     /// A command was given up, and has no answer.
     Answer(GivenUp),
@@ -192,7 +192,7 @@ pub(crate) enum Late {
 }
 
 /// A command without an answer.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct GivenUp {
     pub seq: u32,
     /// Pages that shared their frames with relatives.
