@@ -57,7 +57,7 @@ pub(crate) struct ModelMemory {
     pub waking_calls: AtomicU32,
     /// Pages that left for good by its own way out.
     pub left: AtomicU32,
-    /// What was asked of its way out, and of that of other memories that have the same list.
+    /// Calls of its way out, and of that of other memories that have the same list.
     pub steps: Arc<Mutex<Vec<&'static str>>>,
 }
 
