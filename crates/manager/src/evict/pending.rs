@@ -1,7 +1,7 @@
 //! Evicts the groups of a batch. All are asked for before the first is taken: the agents of several
 //! processes move pages at the same time. With helpers, the groups of the next batch are asked for
-//! before those of the last are stored, so that pages move while others are compressed. A group that
-//! was asked for, and is not taken, is pending.
+//! before those of the last are stored, so that pages move while others are compressed. A group is
+//! pending when it was asked for and is not taken.
 
 use std::sync::Arc;
 
@@ -38,7 +38,8 @@ impl Pending {
 }
 
 impl Evictor {
-    /// Evicts items. Some may be pending afterwards. The batch, if they are one, ends with the last.
+    /// Evicts items. Some may be pending afterwards. The batch, if they are one, ends with the last
+    /// of them.
     pub(super) fn evict_groups(&mut self, items: &[EvictItem], batch: Option<Batch>) {
         let mut older = self.pending.len();
         for group in items.chunk_by(|one, next| one.space == next.space) {
