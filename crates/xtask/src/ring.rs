@@ -2,7 +2,8 @@
 //!
 //! The second ring has what is judged by time or by luck, and what takes long. Random runs of the
 //! address space and long programs take turns: a change runs a few of them, the next one others.
-//! Some tests do more rounds in the second ring, or have more memory: they ask `rounds` (`crates/tests/src/lib.rs`).
+//! Some tests do more rounds in the second ring, or have more memory: they ask `rounds`
+//! (`crates/tests/src/lib.rs`).
 
 /// Set to 1 for the live tests of both rings, and read by `rounds`.
 pub(crate) const ALL: &str = "UNDERCROFT_TEST_ALL";
