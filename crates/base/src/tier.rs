@@ -51,6 +51,9 @@ pub struct TierFacts {
     /// Copies are on other machines: they are fetched ([`Tier::fetch`]), and the end of the run
     /// deletes them ([`Tier::close`]).
     pub remote: bool,
+    /// Its copies are the pages of a file that another program has written: nothing is ever stored
+    /// in it, none of its slots is in use, and no copy has a checksum.
+    pub is_source: bool,
 }
 
 impl TierFacts {
@@ -64,6 +67,7 @@ impl TierFacts {
             updates_copies: false,
             grows: false,
             remote: false,
+            is_source: false,
         }
     }
 

@@ -52,7 +52,8 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Run a program within a memory limit
     Run(Box<RunArgs>),
-    /// Run a virtual machine within a memory limit
+    /// Run a virtual machine within a memory limit, or serve those that others restore
+    #[command(mut_arg("command", |arg| arg.required(false).required_unless_present("socket")))]
     Vm(Box<VmArgs>),
     /// Run a real store at a quarter of its memory, verify every value, and compare
     Demo(DemoArgs),
@@ -99,6 +100,9 @@ pub(crate) enum Command {
     /// Print process id and command of each run; asked by completion scripts.
     #[command(hide = true)]
     Pids,
+    /// The program of `vm --socket`: it listens.
+    #[command(hide = true)]
+    Door(DoorArgs),
     /// The key-value store of `demo`.
     #[command(hide = true)]
     DemoKv {
@@ -251,17 +255,53 @@ pub(crate) struct VmArgs {
     #[arg(long, value_name = "SIZE", value_parser = values::guest_memory)]
     pub memory: Option<Bytes>,
 
+    /// Listen here for machines that other processes restore from a snapshot, and give them their
+    /// pages as they touch them: the backend_path of Firecracker's mem_backend, of type Uffd. Runs
+    /// no program
+    #[arg(long, value_name = "PATH", requires = "memory_file")]
+    #[arg(conflicts_with_all = ["memory", "command", "daemon", "trace"])]
+    pub socket: Option<PathBuf>,
+
+    /// The file with the memory of the snapshot (Firecracker's mem_file_path). It must not change
+    /// while machines run
+    #[arg(long, value_name = "FILE", requires = "socket")]
+    pub memory_file: Option<PathBuf>,
+
     #[command(flatten)]
     pub run: RunArgs,
 }
 
-const VM_EXAMPLES: &str = "Examples:
+/// `undercroft door`.
+#[derive(Debug, Args)]
+pub(crate) struct DoorArgs {
+    /// The number of the listening descriptor.
+    #[arg(long)]
+    pub listener: i32,
+    /// Its path, removed at the end.
+    #[arg(long)]
+    pub socket: PathBuf,
+    /// Bytes of the snapshot's memory.
+    #[arg(long)]
+    pub bytes: u64,
+    /// Form of what is printed.
+    #[arg(long, value_enum)]
+    pub log: Log,
+}
+
+const VM_EXAMPLES: &str = r#"Examples:
   undercroft vm -m 1G -- qemu-system-x86_64 -accel kvm -m 4G -drive file=disk.qcow2,if=virtio
   undercroft vm -m 200M -t ram -- qemu-system-x86_64 -m 512M -nographic -kernel bzImage
   undercroft vm -m 256M --memory 1G -- my-monitor
+  undercroft vm --socket /run/uffd.sock --memory-file /var/lib/vm/snapshot.mem
+
+With the last one running, Firecracker restores any number of machines from the snapshot:
+  PUT /snapshot/load {"snapshot_path": "/var/lib/vm/snapshot", "resume_vm": true,
+    "mem_backend": {"backend_type": "Uffd", "backend_path": "/run/uffd.sock"}}
+Each reads only what it uses, and the file is read once for all. Ctrl-C lets those that run go on,
+and ends with the last; a second one ends them.
 
 The limit is of the guest's memory and of the monitor's own together. What cannot be used, and why:
-docs/guide/virtual-machines.md. Exit status: as of `undercroft run`.";
+docs/guide/virtual-machines.md. Exit status: as of `undercroft run`."#;
 
 /// `--when-full` as typed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -94,7 +94,8 @@ fn values(arg: Arg, names: impl IntoIterator<Item = &'static str>) -> Arg {
 
 /// Beginnings of tiers: `ram`, `file:`.
 fn tiers() -> impl Iterator<Item = &'static str> {
-    KINDS.iter().map(|row| {
+    let named = KINDS.iter().filter(|row| !row.facts.is_source);
+    named.map(|row| {
         let end = row.facts.kind.len();
         let colon = usize::from(row.syntax[end..].starts_with(':'));
         &row.syntax[..end + colon]

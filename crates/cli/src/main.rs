@@ -9,6 +9,7 @@ mod daemon;
 mod demo;
 mod demote;
 mod doctor;
+mod door;
 mod drain;
 mod live;
 mod manual;
@@ -125,6 +126,7 @@ fn dispatch(command: Command) -> Result<ExitCode, Failure> {
         Command::Upgrade(args) => upgrade::upgrade(&args),
         Command::Versions => upgrade::versions(),
         Command::Demo(args) => demo::demo(&args),
+        Command::Door(args) => door::serve(&args),
         Command::DemoKv { socket } => demo::serve_bundled(&socket),
         Command::Doctor(args) => doctor::doctor(args.json),
         Command::Tiers(args::TiersArgs {

@@ -24,6 +24,11 @@ use undercroft_terminal::{Failure, log_message, status};
 /// Errors: as printed, with the exit status.
 pub(crate) fn options(args: RunArgs) -> Result<RunOptions, Failure> {
     preflight::check(&args.command[0])?;
+    options_of_checked(args)
+}
+
+/// The same, for a program that is ours.
+pub(crate) fn options_of_checked(args: RunArgs) -> Result<RunOptions, Failure> {
     let memory_max = memory_max(&args)?;
     if let Some(path) = &args.trace {
         check_writable(path)?;
@@ -103,7 +108,8 @@ fn memory_max(args: &RunArgs) -> Result<u64, Failure> {
     Ok(memory_max)
 }
 
-fn check_count(tiers: &[TierSpec]) -> Result<(), Failure> {
+/// Whether an entry has room for as many tiers.
+pub(crate) fn check_count(tiers: &[TierSpec]) -> Result<(), Failure> {
     if tiers.len() <= TierId::MAX {
         return Ok(());
     }

@@ -87,7 +87,7 @@ fn client(snapshot: &Snapshot) -> String {
         Bytes(snapshot.dram_bytes)
     ));
     if let Some(guest) = &snapshot.guest {
-        text.push_str(&format!("  virtual machine {guest}\n"));
+        text.push_str(&format!("  {}\n", guest.line()));
     }
     if snapshot.takeovers.count > 0 {
         text.push_str(&format!("  managers: {}\n", snapshot.takeovers));

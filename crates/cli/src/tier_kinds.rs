@@ -31,6 +31,11 @@ impl KindShown {
     }
 }
 
+/// The kinds that a user can name.
+fn named() -> impl Iterator<Item = &'static &'static Kind> {
+    KINDS.iter().filter(|row| !row.facts.is_source)
+}
+
 /// `undercroft tiers`: prints both.
 ///
 /// Errors: a file of profiles is damaged.
@@ -58,12 +63,12 @@ pub(crate) fn print(as_json: bool) -> Result<u8, Failure> {
     if as_json {
         json(&Tiers {
             schema_version: SCHEMA_VERSION,
-            tiers: KINDS.iter().map(|row| KindShown::of(row)).collect(),
+            tiers: named().map(|row| KindShown::of(row)).collect(),
             profiles,
         })?;
         return Ok(0);
     }
-    for tier in KINDS {
+    for tier in named() {
         line(&format!(
             "{}\n  {}\n  example: --tier {}",
             tier.syntax, tier.meaning, tier.example

@@ -10,9 +10,10 @@ use undercroft_base::Bytes;
 use undercroft_proto::options::RunOptions;
 use undercroft_sys::object;
 use undercroft_terminal::{Failure, status};
+use undercroft_tier::source::{self, Source};
 
-use crate::args::VmArgs;
-use crate::run;
+use crate::args::{Log, RunArgs, VmArgs};
+use crate::{door, preflight, run};
 
 /// Guest memory of a QEMU without `-m`.
 const QEMU_DEFAULT: Bytes = Bytes(128 << 20);
@@ -58,7 +59,10 @@ const PAST: &str = "it writes to guest memory past the manager, into pages that 
 /// Everything before the run itself, as for `run`. Then the guest's memory is made.
 ///
 /// Errors: as printed, with the exit status.
-pub(crate) fn options(args: VmArgs) -> Result<RunOptions, Failure> {
+pub(crate) fn options(mut args: VmArgs) -> Result<RunOptions, Failure> {
+    if let (Some(socket), Some(file)) = (args.socket.take(), args.memory_file.take()) {
+        return of_door(args.run, &socket, &file);
+    }
     let words = args.run.command.iter();
     let words: Vec<String> = words
         .map(|word| word.to_string_lossy().into_owned())
@@ -107,6 +111,57 @@ pub(crate) fn options(args: VmArgs) -> Result<RunOptions, Failure> {
     }
     // From here on as a descriptor that this process was given: the program inherits it.
     options.guest = Some(memfd.into_raw_fd());
+    Ok(options)
+}
+
+/// The run whose program listens at `socket` for machines that begin as `file` has them.
+fn of_door(mut args: RunArgs, socket: &Path, file: &Path) -> Result<RunOptions, Failure> {
+    let refuse =
+        |what: String, why: String, fix: &str| Failure::new(status::RUN_FAILED, what, why, fix);
+    preflight::null()?;
+    let absolute = |path: &Path| std::path::absolute(path).unwrap_or(path.to_owned());
+    let (socket, file) = (absolute(socket), absolute(file));
+    let source = Source::open(&file).map_err(|error| {
+        let what = format!("cannot serve {}", file.display());
+        refuse(
+            what,
+            error.to_string(),
+            "give the mem_file_path of the snapshot as --memory-file",
+        )
+    })?;
+    let text = file.to_str().filter(|text| !text.contains(','));
+    let tier = text.map(|text| format!("{}:{text}", source::FACTS.kind).parse());
+    let Some(Ok(tier)) = tier else {
+        let what = format!("cannot serve {}", file.display());
+        let why = "its name has a comma or is not UTF-8".to_owned();
+        return Err(refuse(what, why, "give the file another name, or a link"));
+    };
+    let own = std::env::current_exe().map_err(|error| {
+        let what = "cannot find the binary of undercroft".to_owned();
+        refuse(
+            what,
+            error.to_string(),
+            "start it by its path, and leave it in place",
+        )
+    })?;
+    let listener = door::listen(&socket)?;
+    // From here on as a descriptor that this process was given: the program inherits it.
+    let number = listener.into_raw_fd().to_string();
+    let bytes = source.bytes().0.to_string();
+    args.command = vec![own.into_os_string(), "door".into()];
+    args.command
+        .extend(["--listener", &number, "--bytes", &bytes].map(OsString::from));
+    let log = if args.log == Log::Json {
+        "json"
+    } else {
+        "text"
+    };
+    args.command
+        .extend(["--log", log, "--socket"].map(OsString::from));
+    args.command.push(socket.into_os_string());
+    let mut options = run::options_of_checked(args)?;
+    options.client.tiers.push(tier);
+    run::check_count(&options.client.tiers)?;
     Ok(options)
 }
 

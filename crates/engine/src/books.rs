@@ -241,6 +241,21 @@ impl<'e, L: Ledger> BooksView<'e, L> {
         })
     }
 
+    /// How many pages of `range` are in memory or on their way, and how many only in tiers, in base
+    /// pages. O(known pages of it).
+    pub fn places(self, space: SpaceId, range: VirtRange) -> (PageCount, PageCount) {
+        let (mut here, mut away) = (0, 0);
+        for (_, no) in self.engine.table.known_pages(space, range) {
+            let pages = self.engine.table.base_pages(no);
+            match self.engine.table.entry(no).state {
+                PageState::Resident | PageState::Evicting | PageState::Loading => here += pages,
+                PageState::Stored => away += pages,
+                PageState::Untouched | PageState::Lost => {}
+            }
+        }
+        (PageCount(here), PageCount(away))
+    }
+
     /// Ranges of pages of `range` whose frames are charged to a relative. O(known pages of it).
     pub fn inherited(self, space: SpaceId, range: VirtRange) -> Vec<VirtRange> {
         self.ranges(space, range, |entry| {

@@ -96,6 +96,31 @@ impl<L: Ledger> Layout<'_, L> {
         self.engine.table.add_region(space, range);
     }
 
+    /// The pages of `range`, of which the books know nothing, have their contents in `tier`: the
+    /// first in `slot`, each next one in the next slot. No other page has one of these.
+    ///
+    /// Errors: the ledger has no room. The pages from there on stay unknown.
+    pub fn provided(
+        &mut self,
+        space: SpaceId,
+        range: VirtRange,
+        tier: TierId,
+        slot: Slot,
+    ) -> Result<(), LedgerFull> {
+        for (page, slot) in range.pages().zip((slot.0..).map(Slot)) {
+            let no = self.engine.table.find_or_add(space, page)?;
+            assert_eq!(self.engine.table.entry(no), Entry::UNTOUCHED);
+            let provided = Entry {
+                state: PageState::Stored,
+                tier,
+                slot,
+                ..Entry::UNTOUCHED
+            };
+            self.engine.table.set(no, provided);
+        }
+        Ok(())
+    }
+
     /// The program dropped the contents (`MADV_DONTNEED`, `FREE`, `REMOVE`): the pages read as
     /// zeros.
     pub fn removed(&mut self, space: SpaceId, range: VirtRange) -> Effect {

@@ -32,7 +32,7 @@ use undercroft_sys::uffd::UffdDevice;
 use undercroft_terminal::log_message;
 use undercroft_tier::open::{OpenError, OpenTier};
 use undercroft_tier::profile;
-use undercroft_wire::protocol::SOCKET_VARIABLE;
+pub use undercroft_wire::protocol::SOCKET_VARIABLE;
 
 mod delivery;
 mod estate;

@@ -6,12 +6,14 @@
 //! | [`messages`] | keeper and manager; users and the daemon, to a manager |
 //! | [`grant`] | keeper and daemon |
 //! | [`name`], [`options`], [`tiers`] | command line, keeper and manager |
+//! | [`handover`] | monitors of virtual machines, and the process that listens for them |
 //! | [`report`] | manager, and all who read reports and status |
 //! | [`kept`], [`legacy`], [`versions`] | one manager and the next |
 //!
 //! Shims and agents speak by `undercroft-wire`, which needs no standard library.
 
 pub mod grant;
+pub mod handover;
 pub mod kept;
 pub mod legacy;
 pub mod messages;

@@ -89,6 +89,15 @@ impl Job {
         }
     }
 
+    /// `undercroft vm` with these options and no program of the user's.
+    pub fn vm_alone<S: AsRef<OsStr>>(options: impl IntoIterator<Item = S>) -> Job {
+        let none = Job {
+            command: Vec::new(),
+            ..Job::new("")
+        };
+        none.vm().options(options)
+    }
+
     /// Adds arguments.
     pub fn args<S: AsRef<OsStr>>(mut self, args: impl IntoIterator<Item = S>) -> Job {
         self.command
@@ -188,7 +197,7 @@ impl Job {
             }
             words.extend(self.options.iter().cloned());
             words.extend(["--report".into(), scratch.path().join("report.json").into()]);
-            words.push("--".into());
+            words.extend((!self.command.is_empty()).then(|| "--".into()));
         }
         words.extend(self.command.iter().cloned());
 

@@ -27,4 +27,5 @@ pub mod profile;
 pub mod ram;
 pub mod shape;
 pub mod shared_device;
+pub mod source;
 pub mod spec;

@@ -10,10 +10,13 @@ pub(crate) const ALL: &str = "UNDERCROFT_TEST_ALL";
 
 /// Names begin so, below `crates/tests/tests/live`: live against simulated, bounds of time,
 /// decisions of policies, a build and a system of their own, minutes of a random program.
-const SECOND: [&str; 30] = [
+const SECOND: [&str; 33] = [
     "access_bits::a_hot_set_stays_in_memory",
     "access_bits::by_default_a_run_scans",
     "access_bits::by_default_idle_programs",
+    "handed_over::hostile_monitors_are_refused",
+    "handed_over::machines_that_are_handed_over_keep",
+    "handed_over::many_machines_read_their_snapshot_once",
     "lab::experiments_with_tiers_have_all_their_rows",
     "latency::a_bound_that_no_page_in_can_keep",
     "latency::a_bound_that_the_device_misses",

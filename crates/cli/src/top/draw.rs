@@ -207,7 +207,7 @@ fn facts(now: &Snapshot, width: usize) -> Vec<String> {
     let latency = now.latency_bound.as_ref().map(bound_summary);
     let stall = now.stall_bound.as_ref().map(ToString::to_string);
     let bounds = latency.into_iter().chain(stall);
-    let guest = now.guest.map(|guest| format!("virtual machine {guest}"));
+    let guest = now.guest.map(|guest| guest.line());
     for text in guest
         .into_iter()
         .chain(bounds.map(|of| format!("bound {of}")))
@@ -434,6 +434,7 @@ mod tests {
             resident_bytes: 60 << 20,
             stored_bytes: 90 << 20,
             given_back_bytes: 30 << 20,
+            handed_over: None,
         });
         for width in [60, 120] {
             let mut list = List::new(Order::Faults);

@@ -122,6 +122,10 @@ impl Books {
                 Err(format!("there is no tier {}; the run has {count}", at + 1))
             }
             Some(of) if of.removed.get().is_some() => Err(format!("tier {} was removed", at + 1)),
+            Some(of) if of.facts().is_source => Err(format!(
+                "tier {} is the file of the snapshot: its pages are in no other place",
+                at + 1
+            )),
             Some(of) => Ok(of),
         }
     }
@@ -143,6 +147,9 @@ impl Books {
     ///
     /// Errors: the run has too many. For the user.
     pub(crate) fn add(&self, tier: MeteredTier) -> Result<(), String> {
+        if self.source().is_some() {
+            return Err("the run serves a snapshot, whose file has to be the last tier".to_owned());
+        }
         let mut begun = lock(&self.drains.begun);
         let id = self.tiers.free_number()?;
         let speed = |of: &MeteredTier| (of.latency(), of.state().load_ns);

@@ -133,6 +133,11 @@ impl Books {
         if let Some(record) = &record {
             engine.add_journal(record.clone());
         }
+        for (at, tier) in tiers.iter().enumerate() {
+            if tier.facts().is_source {
+                engine.migrations().close(TierId(at as u8));
+            }
+        }
         Books {
             upsets: engine.upsets(),
             engine: Mutex::new(engine),
@@ -216,6 +221,12 @@ impl Books {
     pub(crate) fn row(&self, space: SpaceId) -> Row {
         let regions = self.regions(space);
         self.legacy.add(space, &regions)
+    }
+
+    /// The tier that is only read: the file of a snapshot.
+    pub(crate) fn source(&self) -> Option<TierId> {
+        let at = self.tiers.iter().position(|tier| tier.facts().is_source);
+        at.map(|at| TierId(at as u8))
     }
 
     /// DRAM that tiers hold now.

@@ -6,12 +6,15 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
+use undercroft_proto::legacy::{Fds, Flag, Legacy};
+use undercroft_sys::mapping::SharedMemory;
 use undercroft_sys::process::{self, PidFd};
 use undercroft_sys::procfs::Vma;
-use undercroft_sys::{handover, held, procfs};
+use undercroft_sys::{handover, held, inherit, procfs};
 use undercroft_wire::protocol::SOCKET_VARIABLE;
 
 /// Shortest and longest pause between two searches for remaining processes.
@@ -30,6 +33,9 @@ const LONG: Duration = Duration::from_secs(3600);
 pub(crate) struct Mark {
     shim: String,
     variable: String,
+    /// The number of the descriptor of the legacy, in the table that manager and holder share. It
+    /// names the processes that have handed memory over: they are marked by nothing else.
+    legacy: Option<i32>,
 }
 
 impl Mark {
@@ -39,7 +45,32 @@ impl Mark {
         Mark {
             shim: shim.to_string_lossy().into_owned(),
             variable: format!("{SOCKET_VARIABLE}={}", socket.to_string_lossy()),
+            legacy: None,
         }
+    }
+
+    /// Marks what `legacy` says, too.
+    pub(crate) fn with(self, legacy: i32) -> Mark {
+        Mark {
+            legacy: Some(legacy),
+            ..self
+        }
+    }
+
+    /// The processes that have handed memory over.
+    fn machines(&self) -> Vec<PidFd> {
+        let memory = self.legacy.and_then(|number| inherit::copy_of(number).ok());
+        let memory = memory.and_then(|memory| SharedMemory::from_fd(memory).ok());
+        let Some(Ok(legacy)) = memory.map(Legacy::open) else {
+            return Vec::new();
+        };
+        let heirs = Arc::new(legacy).heirs().into_iter();
+        let handed = heirs.filter(|(_, heir)| heir.has(Flag::Handed));
+        let pidfds = handed.map(|(_, heir)| heir.fds[Fds::Pidfd as usize]);
+        pidfds
+            .filter_map(|number| inherit::copy_of(number).ok())
+            .map(PidFd::from)
+            .collect()
     }
 
     fn is_on(&self, pid: u32, text: &mut String) -> bool {
@@ -75,6 +106,10 @@ impl Mark {
                 let _ = pidfd.kill();
                 lived += 1;
             }
+        }
+        for pidfd in self.machines() {
+            lived += usize::from(!pidfd.has_exited());
+            let _ = pidfd.kill();
         }
         lived
     }

@@ -16,6 +16,7 @@ use undercroft_sys::{process, procfs};
 
 use super::Control;
 use super::given_back::GivenBack;
+use super::handed;
 use super::told;
 use crate::signals::Doom;
 use crate::space::discover;
@@ -125,6 +126,7 @@ impl GuestWatch {
             given_back_bytes: (self.process.as_ref())
                 .and_then(|process| process.hosted.as_ref())
                 .map_or(0, |hosted| hosted.guest.given_back().bytes().0),
+            handed_over: None,
         })
     }
 
@@ -304,16 +306,20 @@ fn each_run(process: &Process, mut act: impl FnMut(VirtRange)) {
     }
 }
 
-/// Makes the guest memory that a row describes. Its host lives, and is listed.
+/// Makes the guest memory that a row describes. Its host lives, and is listed. Or the machine that
+/// was handed over.
 pub(super) fn revive(
     shared: &Shared,
     row: Row,
     heir: &Heir,
-    uffd: Option<OwnedFd>,
+    fds: &mut [Option<OwnedFd>],
 ) -> Option<Arc<Process>> {
+    if heir.has(Flag::Handed) {
+        return handed::revive(row, heir, fds);
+    }
     let host = SpaceId(heir.number(Number::HOST) as u32);
     let host = shared.processes.get(host)?;
-    let uffd = Uffd::from_stranger(uffd?).ok()?;
+    let uffd = Uffd::from_stranger(fds[Fds::Uffd as usize].take()?).ok()?;
     let base = VirtPage(heir.number(Number::VIEW));
     let guest = Guest::new(shared.guest.clone()?, uffd, base);
     Some(Arc::new(Process::of_guest(heir.space, guest, host, row)))

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use rustix::event::PollFlags;
 use undercroft_base::{BASE_PAGE_BYTES, PageSize, SpaceId, VirtPage, VirtRange};
 use undercroft_engine::LedgerFull;
+use undercroft_proto::handover::{MESSAGE_MAX, Order};
 use undercroft_proto::legacy::{Fds, Flag};
 use undercroft_sys::fdpass;
 use undercroft_sys::mapping::SharedMemory;
@@ -285,7 +286,9 @@ impl Control {
 
     /// Handles one message of a peer. True if it was the last.
     fn hear_one(&mut self, greeting: &mut Greeting) -> Result<bool, Unmanaged> {
-        let mut bytes = [0u8; 64];
+        // Locked memory is taken whole, so a run without machines has little.
+        let takes_machines = self.shared.books.source().is_some();
+        let mut bytes = vec![0u8; if takes_machines { MESSAGE_MAX } else { 64 }];
         let (got, fds) = match fdpass::receive(greeting.socket.as_fd(), &mut bytes) {
             Ok(received) => received,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
@@ -293,6 +296,12 @@ impl Control {
         };
         if got == 0 {
             return Ok(true); // the peer is gone
+        }
+        if greeting.hello.is_none() && Order::is_one(&bytes[..got]) {
+            let taken = self.take_machine(&bytes[..got], fds);
+            let said = serde_json::to_vec(&taken).map_err(io::Error::from)?;
+            fdpass::send(greeting.socket.as_fd(), &said, &[])?;
+            return Ok(true);
         }
         let asked = GiveWay::parse(&bytes[..got]);
         match (greeting.hello.take(), asked) {

@@ -11,6 +11,7 @@ pub(crate) mod ending;
 mod errand;
 mod given_back;
 mod guest;
+mod handed;
 mod handshake;
 mod obey;
 mod onset;
@@ -251,21 +252,16 @@ impl Control {
 
     /// Watches for the end of the process.
     fn hear_end(&self, process: &Process) -> io::Result<()> {
-        if let Some(identity) = process.identity.get() {
+        if let Some(pidfd) = process.pidfd() {
             let data = epoll::EventData::new_u64(process.space.0.into());
-            epoll::add(
-                &self.doors.ends,
-                &identity.pidfd,
-                data,
-                epoll::EventFlags::IN,
-            )?;
+            epoll::add(&self.doors.ends, pidfd, data, epoll::EventFlags::IN)?;
         }
         Ok(())
     }
 
     fn hear_no_end(&self, process: &Process) {
-        if let Some(identity) = process.identity.get() {
-            let _ = epoll::delete(&self.doors.ends, &identity.pidfd);
+        if let Some(pidfd) = process.pidfd() {
+            let _ = epoll::delete(&self.doors.ends, pidfd);
         }
     }
 
@@ -345,6 +341,7 @@ impl Control {
                     wall_ns,
                 }) => {
                     self.end_last_window();
+                    self.end_machines();
                     let report = self.report(exit_status, wall_ns);
                     if self.shared.books.record.is_some() {
                         self.forget_ended(); // a trace has the end of every process

@@ -275,7 +275,7 @@ fn serve_over(mut launch: Launch, link: OwnedFd, read: ReadPlugin) -> Result<(),
     take_rights(&launch.options.rights)?;
     let (device, mut swap) = check_permissions(&launch)?;
     let keeper = PidFd::open(launch.keeper)?;
-    let mark = Mark::new(&launch.shim.0, &launch.shim.1);
+    let mark = Mark::new(&launch.shim.0, &launch.shim.1).with(launch.legacy);
     let handover = process::take_inherited(launch.handover)?;
     let holder = start_holder(launch.keeper, &keeper, handover, &mark)?;
     // At once: if this process dies later, the keeper asks the holder.
@@ -486,6 +486,9 @@ fn share(
         options: options.clone(),
         started: Instant::now(),
     });
+    if shared.books.source().is_some() {
+        shared.cpu_plan.serve_everywhere();
+    }
     if inheritance.is_some() {
         pause_again(&shared);
     }

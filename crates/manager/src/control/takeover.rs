@@ -177,9 +177,8 @@ impl Inheritance {
     pub(super) fn settle(self, shared: &Shared) -> Result<Settled, TakeoverError> {
         let mut greetings = Vec::new();
         for (row, heir, mut fds) in self.heirs {
-            if heir.has(Flag::Guest) {
-                let uffd = fds[Fds::Uffd as usize].take();
-                let process = guest::revive(shared, row, &heir, uffd);
+            if heir.has(Flag::Guest) || heir.has(Flag::Handed) {
+                let process = guest::revive(shared, row, &heir, &mut fds);
                 shared.add_process(&process.ok_or_else(short)?);
                 continue;
             }

@@ -22,6 +22,7 @@ use undercroft_sys::nvm::MappedAs;
 use undercroft_sys::{fdpass, procfs};
 use undercroft_tier::file::FileMeter;
 
+use super::handed;
 use super::handshake::HANDSHAKE;
 use super::toll::Toll;
 use super::{Control, add};
@@ -487,7 +488,7 @@ impl Control {
             rates,
             limit_exceeded: lock(&shared.gauges.exceeded).until(Instant::now()),
             immovable: lock(&shared.gauges.fixed).until(Instant::now()),
-            guest: self.guest.now(shared),
+            guest: handed::now(shared).or_else(|| self.guest.now(shared)),
             takeovers: shared.books.legacy.takeovers(),
             ages: shared.gauges.ages.now(),
             policies: self.policies(),
@@ -575,7 +576,7 @@ impl Control {
             mappings_peak: shared.gauges.mappings_peak.load(Ordering::Relaxed),
             managed: spaces > 0 && !self.presence.missed,
             unmanaged_processes_peak: shared.gauges.strays_peak.load(Ordering::Relaxed),
-            guest: self.guest.now(shared),
+            guest: handed::now(shared).or_else(|| self.guest.now(shared)),
             policies: self.policies(),
             counters: (&stats).into(),
             access_scans: self.access_scans(),

@@ -74,6 +74,8 @@ pub(crate) struct CpuPlan {
     disk_cpu: Option<usize>,
     /// Threads may have real-time priority.
     realtime: bool,
+    /// All fault threads are active: it is not known which threads fault.
+    all_serve: AtomicBool,
 }
 
 impl CpuPlan {
@@ -98,7 +100,17 @@ impl CpuPlan {
             pins: AtomicBool::new(false),
             pin: Pin::default(),
             realtime,
+            all_serve: AtomicBool::new(false),
         }
+    }
+
+    /// Has all fault threads serve from now on. A monitor that hands memory over has not asked for
+    /// the numbers of threads that fault, so what is known of others says nothing. Call it before
+    /// the threads start.
+    pub(crate) fn serve_everywhere(&self) {
+        self.all_serve.store(true, Ordering::Relaxed);
+        let all = (1 << self.cpus.len()) - 1;
+        self.active.store(all, Ordering::Release);
     }
 
     /// Gives the caller real-time priority, if that is granted and the kernel allows it. Without
@@ -154,7 +166,8 @@ impl CpuPlan {
         } else {
             SAMPLE_NS
         };
-        if tid == 0 || self.cpus.len() < 2 || now.saturating_sub(last) < often {
+        let is_fixed = self.cpus.len() < 2 || self.all_serve.load(Ordering::Relaxed);
+        if tid == 0 || is_fixed || now.saturating_sub(last) < often {
             return false;
         }
         if self
@@ -300,6 +313,15 @@ mod tests {
         placement.place_agent(&followed, agent, own);
         assert_eq!(cpus(), home);
         process::set_affinity(0, &all).unwrap();
+    }
+
+    #[test]
+    fn all_threads_serve_where_it_is_not_known_who_faults() {
+        let placement = CpuPlan::new(None, false);
+        placement.serve_everywhere();
+        let tid = process::thread_id();
+        assert!(!placement.fault_seen(tid, 1 << 40, || None));
+        assert!((0..placement.cpus.len()).all(|thread| placement.is_active(thread)));
     }
 
     /// A migrator that works while the evictor sleeps.

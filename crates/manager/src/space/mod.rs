@@ -18,6 +18,7 @@ pub(crate) mod give_way;
 pub(crate) mod graves;
 mod ground;
 pub(crate) mod guest;
+pub(crate) mod handed;
 pub(crate) mod identity;
 pub(crate) mod layout;
 #[cfg(test)]

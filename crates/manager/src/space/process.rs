@@ -11,6 +11,7 @@ use undercroft_base::{SpaceId, VirtPage, VirtRange};
 use undercroft_proto::legacy::{Number, Row};
 use undercroft_sys::maps::Maps;
 use undercroft_sys::pagemap::{Category, Pagemap};
+use undercroft_sys::process::PidFd;
 use undercroft_sys::process::robust_list_head;
 use undercroft_sys::procfs;
 
@@ -22,6 +23,7 @@ use crate::space::command::Commands;
 use crate::space::dropping::Dropping;
 use crate::space::ground::Ground;
 use crate::space::guest::Guest;
+use crate::space::handed::Handed;
 use crate::space::identity::Identity;
 use crate::space::order::EventOrder;
 use crate::space::partners::Partners;
@@ -60,6 +62,9 @@ pub(crate) struct Process {
     pub memory: Arc<dyn Space>,
     /// The memory is that of a virtual machine: it has neither identity nor agent, but a host.
     pub hosted: Option<Hosted>,
+    /// The memory is that of a machine that was handed over: it has a process, but nothing of ours
+    /// in it.
+    pub handed: Option<Handed>,
     /// Every page that it can have registered.
     pub all_pages: VirtRange,
     /// Written while messages are read and layout events applied; read while pages are installed.
@@ -128,6 +133,7 @@ impl Process {
             all_pages,
             memory,
             hosted: None,
+            handed: None,
             layout: RwLock::new(()),
             identity: OnceLock::new(),
             agent: OnceLock::new(),
@@ -168,6 +174,23 @@ impl Process {
         }
     }
 
+    /// Memory that was handed over. It is managed from the beginning.
+    /// * `row`: not committed yet.
+    pub(crate) fn of_machine(
+        space: SpaceId,
+        memory: Arc<dyn Space>,
+        handed: Handed,
+        row: Row,
+    ) -> Process {
+        let no_page = VirtPage(BEYOND.0 - 1);
+        let process = Process::new(space, memory, no_page, None, None, row);
+        process.managed.store(true, Ordering::Relaxed);
+        Process {
+            handed: Some(handed),
+            ..process
+        }
+    }
+
     /// The process whose threads use this memory.
     pub(crate) fn host(self: &Arc<Process>) -> &Arc<Process> {
         match &self.hosted {
@@ -190,17 +213,22 @@ impl Process {
         self.identity.get().is_some() && !self.exited.load(Ordering::Relaxed)
     }
 
+    /// The process as the kernel knows it. `None`: it has not announced itself, or it is a guest.
+    pub(crate) fn pidfd(&self) -> Option<&PidFd> {
+        let handed = self.handed.as_ref().map(|handed| &handed.pidfd);
+        handed.or_else(|| self.identity.get().map(|identity| &identity.pidfd))
+    }
+
     /// False once the process has exited, or its address space was found gone.
     pub(crate) fn is_alive(&self) -> bool {
-        !self.gone.load(Ordering::Relaxed)
-            && self
-                .identity
-                .get()
-                .is_none_or(|identity| !identity.pidfd.has_exited())
+        !self.gone.load(Ordering::Relaxed) && self.pidfd().is_none_or(|pidfd| !pidfd.has_exited())
     }
 
     /// The pagemap of this address space (not of what the process may exec later).
     pub(crate) fn pagemap(&self) -> io::Result<&Pagemap> {
+        if let Some(handed) = &self.handed {
+            return Ok(&handed.pagemap);
+        }
         let identity = self.identity.get();
         Ok(&identity.ok_or(io::ErrorKind::NotFound)?.pagemap)
     }
@@ -247,8 +275,8 @@ impl Process {
         if let Some(hosted) = &self.hosted {
             return hosted.host.kill();
         }
-        if let Some(identity) = self.identity.get() {
-            let _ = identity.pidfd.kill();
+        if let Some(pidfd) = self.pidfd() {
+            let _ = pidfd.kill();
         }
     }
 
@@ -256,7 +284,8 @@ impl Process {
     pub(crate) fn end(&self, why: &str) {
         if !self.ended.swap(true, Ordering::Relaxed) {
             let host = self.hosted.as_ref().map_or(self, |hosted| &*hosted.host);
-            let pid = host.pid().unwrap_or(0);
+            let handed = host.handed.as_ref().map(|handed| handed.pid);
+            let pid = handed.or(host.pid()).unwrap_or(0);
             crate::log::say(&format!("process {pid} was ended: {why}"));
         }
         self.kill();

@@ -112,6 +112,8 @@ impl Number {
     pub const VIEW: Number = Number::Holding;
     /// Of guest memory: the address space of its host.
     pub const HOST: Number = Number::Agent;
+    /// Of a machine that was handed over: the first of its slots.
+    pub const SLOT: Number = Number::Holding;
     const COUNT: usize = Number::ExposedEnd as usize + 1;
 }
 
@@ -134,6 +136,9 @@ pub enum Flag {
     Partners = 64,
     /// The memory of a virtual machine, which has a host in place of identity and agent.
     Guest = 128,
+    /// The memory of a virtual machine that was handed over. It has a pidfd and a page map, and no
+    /// agent.
+    Handed = 256,
 }
 
 /// The descriptors of one address space, in this order. Each is named by what it is of.

@@ -152,11 +152,33 @@ pub struct GuestMemory {
     /// over begins anew.
     #[serde(default)]
     pub given_back_bytes: u64,
+    /// Machines whose monitors have handed their memory over, and which run now; null: it is the
+    /// memory of the one machine that the program runs. The sizes are of all of them together. What
+    /// is in memory cannot leave, and what has its copies in tiers was not read yet.
+    #[serde(default)]
+    pub handed_over: Option<u64>,
+}
+
+impl GuestMemory {
+    /// A line of its own.
+    pub fn line(&self) -> String {
+        match self.handed_over {
+            Some(_) => self.to_string(),
+            None => format!("virtual machine {self}"),
+        }
+    }
 }
 
 impl fmt::Display for GuestMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [all, here, away] = [self.bytes, self.resident_bytes, self.stored_bytes].map(Bytes);
+        if let Some(machines) = self.handed_over {
+            return write!(
+                f,
+                "{machines} machines handed over, {all}: {here} in memory, which cannot leave; {away} \
+                 not read yet"
+            );
+        }
         write!(f, "{all}: {here} in memory, {away} in tiers")?;
         match self.given_back_bytes {
             0 => Ok(()),

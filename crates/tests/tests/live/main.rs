@@ -13,6 +13,7 @@ mod deaths;
 mod documents;
 mod found;
 mod given_up;
+mod handed_over;
 mod hostile;
 mod images;
 mod keeper;

@@ -1,0 +1,435 @@
+//! The door: listens where monitors of virtual machines hand over the memory that they restore, and
+//! has the run's manager take it. It is the program of the run (`vm --socket`), so what a monitor
+//! says is parsed by a process that nothing else depends on.
+//!
+//! A monitor connects, and sends a message and its userfaultfd. The kernel tells which process it
+//! is. Then the door asks the manager, and keeps the userfaultfd until that has it: a manager that
+//! dies meanwhile leaves the question to the next one.
+
+use std::fs;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use undercroft_base::Bytes;
+use undercroft_keeper::SOCKET_VARIABLE;
+use undercroft_proto::handover::{MESSAGE_MAX, Order, Refused, Taken, firecracker};
+use undercroft_sys::fdpass;
+use undercroft_sys::inherit;
+use undercroft_sys::pagemap::Pagemap;
+use undercroft_sys::process::PidFd;
+use undercroft_sys::signal::{SIGHUP, SIGINT, SIGTERM, Signals};
+use undercroft_terminal::{Failure, LogFormat, log_message, status};
+
+use crate::args::DoorArgs;
+
+/// Monitors that are heard at once. More wait in the kernel's queue.
+const CALLERS_MAX: usize = 64;
+
+/// How long a monitor may take to say what it has to say.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Pause before the manager is asked again: the next one takes over.
+const ASK_AGAIN: Duration = Duration::from_millis(20);
+
+/// Most refusals that are told.
+const TOLD_MAX: u32 = 1000;
+
+/// Listens at `path`. A socket that no process listens at any more is replaced.
+///
+/// Errors: as printed.
+pub(crate) fn listen(path: &Path) -> Result<UnixListener, Failure> {
+    let refuse = |why: String, fix: &str| {
+        let what = format!("cannot listen at {}", path.display());
+        Failure::new(status::RUN_FAILED, what, why, fix)
+    };
+    if let Ok(there) = fs::symlink_metadata(path) {
+        let refused = |error: &io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
+        let left = there.file_type().is_socket()
+            && UnixStream::connect(path).is_err_and(|error| refused(&error));
+        if !left {
+            let why = "something is there, and may be in use".to_owned();
+            return Err(refuse(why, "choose another path, or remove what is there"));
+        }
+        let removed = fs::remove_file(path);
+        removed.map_err(|error| refuse(error.to_string(), "remove it, or choose another path"))?;
+    }
+    let listening = UnixListener::bind(path).and_then(|listener| {
+        listener.set_nonblocking(true)?;
+        rustix::io::fcntl_setfd(&listener, rustix::io::FdFlags::empty())?;
+        Ok(listener)
+    });
+    listening.map_err(|error| {
+        let fix = "choose a path of at most 107 bytes, in a folder that exists and may be written";
+        refuse(error.to_string(), fix)
+    })
+}
+
+/// A monitor that has connected.
+struct Caller {
+    socket: OwnedFd,
+    pidfd: PidFd,
+    pid: u32,
+    stage: Stage,
+}
+
+enum Stage {
+    /// The monitor speaks, until this time at most.
+    Speaks {
+        text: Vec<u8>,
+        fds: Vec<OwnedFd>,
+        until: Instant,
+    },
+    /// The manager is to be asked, at this time.
+    Asks { wish: Wish, at: Instant },
+    /// The manager was asked by this socket.
+    Asked { wish: Wish, manager: OwnedFd },
+}
+
+/// Everything that the manager needs.
+struct Wish {
+    order: Vec<u8>,
+    uffd: OwnedFd,
+    pidfd: OwnedFd,
+    pagemap: Pagemap,
+    /// A manager was asked that may have died after it took the memory.
+    again: bool,
+}
+
+/// Why a machine is not served. For the user.
+#[derive(Debug, thiserror::Error)]
+enum NotServed {
+    #[error(transparent)]
+    Said(#[from] Refused),
+    #[error("it sent {0} descriptors; one is expected, its userfaultfd")]
+    Descriptors(usize),
+    #[error("it ended the connection before its message was whole")]
+    Ended,
+    #[error("its message was not whole after {} s", PATIENCE.as_secs())]
+    Late,
+    #[error("its memory cannot be looked at ({0}); run undercroft as root, or as its user")]
+    Closed(io::Error),
+    #[error("it has handed its memory over already, and that is served")]
+    Twice,
+    #[error("{0}")]
+    ByManager(String),
+    #[error(transparent)]
+    System(#[from] io::Error),
+}
+
+struct Door {
+    /// `None`: no monitor may come any more.
+    listener: Option<UnixListener>,
+    bytes: Bytes,
+    manager: SocketAddrUnix,
+    callers: Vec<Caller>,
+    /// The monitors whose memory is served.
+    served: Vec<PidFd>,
+    log: LogFormat,
+    told: u32,
+}
+
+/// The body of `undercroft door`.
+pub(crate) fn serve(args: &DoorArgs) -> Result<u8, Failure> {
+    let failed = |error: io::Error| {
+        let what = "cannot listen for virtual machines";
+        let fix = "doors are opened by `undercroft vm --socket`, not by hand";
+        Failure::new(status::RUN_FAILED, what, error.to_string(), fix)
+    };
+    let signals = Signals::take().map_err(failed)?;
+    let listener = inherit::copy_of(args.listener).map_err(failed)?;
+    let path = std::env::var_os(SOCKET_VARIABLE).unwrap_or_default();
+    let manager = SocketAddrUnix::new(Path::new(&path)).map_err(|error| failed(error.into()))?;
+    let mut door = Door {
+        listener: Some(listener.into()),
+        bytes: Bytes(args.bytes),
+        manager,
+        callers: Vec::new(),
+        served: Vec::new(),
+        log: args.log.into(),
+        told: 0,
+    };
+    while door.listener.is_some() || !door.served.is_empty() || !door.callers.is_empty() {
+        let until = door.due();
+        let ready = door.wait(&signals, until);
+        door.served.retain(|monitor| !monitor.has_exited());
+        let leaves = std::iter::from_fn(|| signals.next())
+            .filter(|received| [SIGHUP, SIGINT, SIGTERM].contains(&received.number))
+            .count();
+        for _ in 0..leaves {
+            door.leave(&args.socket);
+        }
+        door.hear(&ready);
+        if ready.first() == Some(&true) {
+            door.welcome();
+        }
+    }
+    let _ = fs::remove_file(&args.socket);
+    Ok(0)
+}
+
+impl Caller {
+    /// The socket that says what comes next.
+    fn heard(&self) -> Option<BorrowedFd<'_>> {
+        match &self.stage {
+            Stage::Speaks { .. } => Some(self.socket.as_fd()),
+            Stage::Asks { .. } => None,
+            Stage::Asked { manager, .. } => Some(manager.as_fd()),
+        }
+    }
+
+    /// When something is to be done, whatever is heard.
+    fn due(&self) -> Option<Instant> {
+        match &self.stage {
+            Stage::Speaks { until, .. } => Some(*until),
+            Stage::Asks { at, .. } => Some(*at),
+            Stage::Asked { .. } => None,
+        }
+    }
+}
+
+impl Door {
+    fn due(&self) -> Option<Duration> {
+        let next = self.callers.iter().filter_map(Caller::due).min()?;
+        Some(next.saturating_duration_since(Instant::now()))
+    }
+
+    /// Waits until something happens. Returns whether the listener has a connection, and each
+    /// caller something to hear.
+    fn wait(&self, signals: &Signals, until: Option<Duration>) -> Vec<bool> {
+        let none = signals.as_fd();
+        let mut fds = vec![PollFd::from_borrowed_fd(none, PollFlags::IN)];
+        let has_room = self.callers.len() < CALLERS_MAX;
+        fds.push(match self.listener.as_ref().filter(|_| has_room) {
+            Some(listener) => PollFd::new(listener, PollFlags::IN),
+            None => PollFd::from_borrowed_fd(none, PollFlags::empty()),
+        });
+        fds.extend(self.callers.iter().map(|caller| match caller.heard() {
+            Some(socket) => PollFd::from_borrowed_fd(socket, PollFlags::IN),
+            None => PollFd::from_borrowed_fd(none, PollFlags::empty()),
+        }));
+        let monitors = self.served.iter();
+        fds.extend(monitors.map(|monitor| PollFd::new(monitor, PollFlags::IN)));
+        let until = until.and_then(|time| rustix::fs::Timespec::try_from(time).ok());
+        let _ = poll(&mut fds, until.as_ref());
+        let heard = fds.iter().skip(1).take(1 + self.callers.len());
+        heard.map(|fd| !fd.revents().is_empty()).collect()
+    }
+
+    /// Accepts a monitor.
+    fn welcome(&mut self) {
+        let Some(listener) = &self.listener else {
+            return;
+        };
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let Ok(socket) = rustix::net::accept_with(listener, flags) else {
+            // It has gone. If this process has no descriptor, the next round tries again.
+            return std::thread::sleep(Duration::from_millis(1));
+        };
+        let peer = fdpass::peer(&socket);
+        let known = peer.and_then(|peer| Ok((peer.pidfd.numbers()?[0], peer.pidfd)));
+        let Ok((pid, pidfd)) = known else { return };
+        // One process keeps no other from being heard.
+        if self.callers.iter().any(|caller| caller.pid == pid) {
+            return self.tell(&format!(
+                "process {pid} has connected a second time before its first message was whole; only \
+                 the first is heard"
+            ));
+        }
+        self.callers.push(Caller {
+            socket,
+            pidfd,
+            pid,
+            stage: Stage::Speaks {
+                text: Vec::new(),
+                fds: Vec::new(),
+                until: Instant::now() + PATIENCE,
+            },
+        });
+    }
+
+    /// Goes on with each caller that has said something, or that is due.
+    ///
+    /// * `ready`: as of [`Door::wait`].
+    fn hear(&mut self, ready: &[bool]) {
+        for (at, caller) in std::mem::take(&mut self.callers).into_iter().enumerate() {
+            let is_due = caller.due().is_some_and(|due| due <= Instant::now());
+            let has_said = ready.get(at + 1) == Some(&true);
+            let pid = caller.pid;
+            match self.go_on(caller, has_said, is_due) {
+                Ok(Some(caller)) => self.callers.push(caller),
+                Ok(None) => {}
+                Err(why) => self.tell(&format!(
+                    "the machine of process {pid} is not served, and its memory is missing: {why}"
+                )),
+            }
+        }
+    }
+
+    /// Goes one step on with a caller. `None`: it is through.
+    fn go_on(
+        &mut self,
+        caller: Caller,
+        has_said: bool,
+        is_due: bool,
+    ) -> Result<Option<Caller>, NotServed> {
+        let pid = caller.pid;
+        let stage = match caller.stage {
+            Stage::Speaks { text, fds, until } if has_said => {
+                let heard = hear_more(&caller.socket, text, fds)?;
+                let Some((text, fds)) = heard else {
+                    return Ok(None);
+                };
+                match (firecracker::parse(&text, self.bytes)?, fds.len()) {
+                    (_, 2..) => return Err(NotServed::Descriptors(fds.len())),
+                    // Its descriptor may come after its message.
+                    (None, _) | (_, 0) => Stage::Speaks { text, fds, until },
+                    (Some(handover), _) => {
+                        let at = Instant::now();
+                        let wish = Wish::of(&Order::bytes(&handover), fds, &caller.pidfd, pid)?;
+                        self.ask(wish, at)
+                    }
+                }
+            }
+            Stage::Speaks { text, fds, .. } if is_due => {
+                let is_whole = firecracker::parse(&text, self.bytes)?.is_some();
+                return Err(if is_whole && fds.is_empty() {
+                    NotServed::Descriptors(0)
+                } else {
+                    NotServed::Late
+                });
+            }
+            Stage::Asks { wish, at } if is_due => self.ask(wish, at),
+            Stage::Asked { wish, manager } if has_said => match answer(&manager) {
+                Some(Taken::Yes) => return Ok(self.served_from_now_on(caller.pidfd)),
+                Some(Taken::Already) if wish.again => {
+                    return Ok(self.served_from_now_on(caller.pidfd));
+                }
+                Some(Taken::Already) => return Err(NotServed::Twice),
+                Some(Taken::Refused(why)) => return Err(NotServed::ByManager(why)),
+                // It has died.
+                None => Stage::Asks {
+                    wish: Wish {
+                        again: true,
+                        ..wish
+                    },
+                    at: Instant::now() + ASK_AGAIN,
+                },
+            },
+            stage => stage,
+        };
+        Ok(Some(Caller { stage, ..caller }))
+    }
+
+    fn served_from_now_on(&mut self, monitor: PidFd) -> Option<Caller> {
+        self.served.push(monitor);
+        None
+    }
+
+    /// Asks the manager, or has it asked later if there is none at the moment.
+    fn ask(&self, wish: Wish, at: Instant) -> Stage {
+        match self.try_ask(&wish) {
+            Ok(manager) => Stage::Asked { wish, manager },
+            Err(_) => Stage::Asks {
+                wish,
+                at: at + ASK_AGAIN,
+            },
+        }
+    }
+
+    fn try_ask(&self, wish: &Wish) -> io::Result<OwnedFd> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let kind = SocketType::SEQPACKET;
+        let manager = rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None)?;
+        rustix::net::connect(&manager, &self.manager)?;
+        let fds = [wish.uffd.as_fd(), wish.pidfd.as_fd(), wish.pagemap.as_fd()];
+        fdpass::send(manager.as_fd(), &wish.order, &fds)?;
+        Ok(manager)
+    }
+
+    /// A signal asks the run to end. The first lets no more machine in; a further one ends those
+    /// that run.
+    fn leave(&mut self, path: &Path) {
+        if self.listener.take().is_some() {
+            let _ = fs::remove_file(path);
+            self.callers
+                .retain(|caller| !matches!(caller.stage, Stage::Speaks { .. }));
+            match self.served.len() {
+                0 => {}
+                count => self.tell(&format!(
+                    "{count} of the machines still run; this run ends with the last of them, or ends them \
+                     when it is told to end once more"
+                )),
+            }
+            return;
+        }
+        self.callers.clear();
+        for monitor in self.served.drain(..) {
+            let _ = monitor.kill();
+        }
+    }
+
+    fn tell(&mut self, what: &str) {
+        self.told += 1;
+        if self.told <= TOLD_MAX {
+            let text = log_message(self.log, what);
+            let _ = io::stderr().write_all(text.as_bytes()); // it may be closed
+        }
+    }
+}
+
+impl Wish {
+    fn of(order: &[u8], mut fds: Vec<OwnedFd>, pidfd: &PidFd, pid: u32) -> Result<Wish, NotServed> {
+        let uffd = fds.pop().ok_or(NotServed::Descriptors(0))?;
+        let pagemap = Pagemap::open(pid).map_err(NotServed::Closed)?;
+        // The number is not another's by now.
+        if pidfd.has_exited() {
+            return Err(NotServed::Ended);
+        }
+        Ok(Wish {
+            order: order.to_vec(),
+            uffd,
+            pidfd: pidfd.as_fd().try_clone_to_owned()?,
+            pagemap,
+            again: false,
+        })
+    }
+}
+
+/// Text and descriptors that have come so far.
+type Heard = (Vec<u8>, Vec<OwnedFd>);
+
+/// Adds what a monitor says to what it has said. `None`: it has connected, and said nothing.
+fn hear_more(
+    socket: &OwnedFd,
+    mut text: Vec<u8>,
+    mut fds: Vec<OwnedFd>,
+) -> Result<Option<Heard>, NotServed> {
+    let mut room = [0; 16 << 10];
+    match fdpass::receive(socket.as_fd(), &mut room) {
+        Ok((0, _)) if text.is_empty() && fds.is_empty() => return Ok(None),
+        Ok((0, _)) => return Err(NotServed::Ended),
+        Ok((got, more)) => {
+            text.extend(&room[..got]);
+            fds.extend(more);
+        }
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+        Err(_) => return Err(NotServed::Ended),
+    }
+    if text.len() > MESSAGE_MAX {
+        return Err(Refused::TooLong.into());
+    }
+    Ok(Some((text, fds)))
+}
+
+/// The manager's answer. `None`: there is none, and it has died.
+fn answer(manager: &OwnedFd) -> Option<Taken> {
+    let mut room = [0; 4096];
+    let (got, _) = fdpass::receive(manager.as_fd(), &mut room).ok()?;
+    serde_json::from_slice(&room[..got]).ok()
+}
