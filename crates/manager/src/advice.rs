@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
 
 use undercroft_base::{Bytes, SpaceId, VirtPage};
 use undercroft_plugin::{Counts, Ears, Memory, Parameter, What, Wishes};
@@ -42,6 +43,9 @@ pub(crate) struct Advice {
     failures: AtomicU64,
     flooded: AtomicU64,
     late: AtomicU64,
+    scans: AtomicU64,
+    /// Milliseconds between two scans that it asks for; 0: none.
+    scan_ms: AtomicU64,
     dismissed: AtomicBool,
     /// The parameters that the plugin has registered at its start.
     parameters: OnceLock<Vec<Setting>>,
@@ -124,14 +128,32 @@ impl Advice {
         self.failures.store(counts.failures, Ordering::Relaxed);
         self.flooded.store(counts.flooded, Ordering::Relaxed);
         self.late.store(late, Ordering::Relaxed);
+        self.scans.store(counts.scans, Ordering::Relaxed);
         if counts.dismissed {
             self.dismiss();
         }
     }
 
+    /// The plugin asks for scans this many milliseconds apart, 0: for none. True if it asked for
+    /// none before.
+    pub(crate) fn note_scan_ms(&self, scan_ms: u64) -> bool {
+        let before = self.scan_ms.swap(scan_ms, Ordering::Relaxed);
+        if before != scan_ms {
+            self.ears.by_scans(scan_ms > 0);
+        }
+        scan_ms > 0 && before == 0
+    }
+
+    /// The time between two scans that the plugin asks for; `None`: it asks for none.
+    pub(crate) fn scan_interval(&self) -> Option<Duration> {
+        let scan_ms = self.scan_ms.load(Ordering::Relaxed);
+        (scan_ms > 0).then(|| Duration::from_millis(scan_ms))
+    }
+
     /// The plugin is not asked again.
     pub(crate) fn dismiss(&self) {
         self.dismissed.store(true, Ordering::Relaxed);
+        self.scan_ms.store(0, Ordering::Relaxed);
     }
 
     /// Shows these parameters, and lets users set them. Once, at the plugin's start.
@@ -207,6 +229,7 @@ impl Advice {
             pages_chosen: count(&self.chosen),
             prefetches_wished: count(&self.loads_asked),
             prefetches_done: count(&self.loads_begun),
+            scans: count(&self.scans),
             wishes_refused: count(&self.flooded) + self.wishes.dropped(),
             parameters: parameters.collect(),
         }

@@ -62,6 +62,7 @@ const OURS: &str = "undercroft";
 const FUNCTIONS: &[&str] = &[
     "reclaim",
     "prefetch",
+    "scan",
     "gva_to_hva",
     "get_page_state",
     "get_memory_limit",
@@ -84,7 +85,7 @@ const TABLE_MAX: usize = 4096;
 
 /// Fuel of an event: about as many instructions. Some milliseconds.
 const FUEL_EVENT: u64 = 1_000_000;
-/// Fuel of a tick, which may go through all pages.
+/// Fuel of a tick, and of the end of a scan, which may go through all pages.
 const FUEL_TICK: u64 = 50_000_000;
 /// Fuel of the start: a program may wait for it.
 const FUEL_START: u64 = 5_000_000;
@@ -136,6 +137,13 @@ fn linker(engine: &Engine) -> Result<Linker<State>, Error> {
             },
         )?;
     }
+    linker.func_wrap(
+        OURS,
+        "scan",
+        |mut caller: Caller<'_, State>, interval_ms: i64| -> i32 {
+            i32::from(caller.data_mut().host.scan(interval_ms as u64))
+        },
+    )?;
     linker.func_wrap(OURS, "gva_to_hva", |_space: i32, page: i64| -> i64 { page })?;
     linker.func_wrap(
         OURS,
@@ -272,7 +280,7 @@ impl Plugin {
 impl Policy for Plugin {
     fn hear(&mut self, event: &Event, host: &mut Host) -> Result<(), Failure> {
         let fuel = match event.kind {
-            Kind::Tick => FUEL_TICK,
+            Kind::Tick | Kind::Scanned => FUEL_TICK,
             _ => FUEL_EVENT,
         };
         self.store.set_fuel(fuel).map_err(|error| why(&error))?;

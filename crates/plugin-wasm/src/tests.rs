@@ -98,6 +98,7 @@ fn desk(bytes: &[u8]) -> Desk {
 const IMPORTS: &str = r#"
     (import "undercroft" "reclaim" (func $reclaim (param i32 i64) (result i32)))
     (import "undercroft" "prefetch" (func $prefetch (param i32 i64) (result i32)))
+    (import "undercroft" "scan" (func $scan (param i64) (result i32)))
     (import "undercroft" "get_page_state" (func $state (param i32 i64) (result i32)))
     (import "undercroft" "get_memory_limit" (func $limit (result i64)))
     (import "undercroft" "get_memory_usage" (func $usage (result i64)))
@@ -179,6 +180,38 @@ fn a_policy_that_loops_traps_or_takes_memory_is_bounded_and_dismissed() {
         assert_eq!(counts.events, 8, "{body}: it is not asked again");
         assert!(desk.last_failure().is_some());
     }
+}
+
+#[test]
+fn a_policy_asks_for_scans_within_bounds_and_for_none_once_it_is_dismissed() {
+    let mut desk = desk(&text(
+        IMPORTS,
+        r#"(if (i32.ne (call $scan (local.get $page)) (i32.wrap_i64 (local.get $detail)))
+            (then (unreachable)))"#,
+        "",
+    ));
+    let mut ask = |interval_ms: u64, allowed| {
+        let event = Event {
+            page: interval_ms,
+            ..Event::plain(Kind::Scanned, allowed)
+        };
+        desk.hear(&event, &mut |_| ());
+        (desk.scan_ms(), desk.counts())
+    };
+    let intervals = [
+        (9, 0),
+        (10, 1),
+        (3_600_000, 1),
+        (3_600_001, 0),
+        (u64::MAX, 0),
+    ];
+    let asked = intervals.map(|(interval_ms, allowed)| ask(interval_ms, allowed).0);
+    assert_eq!(asked, [0, 10, 3_600_000, 3_600_000, 3_600_000]);
+    assert_eq!(ask(0, 1).0, 0);
+    let (scan_ms, counts) = ask(500, 1);
+    assert_eq!((scan_ms, counts.scans, counts.failures), (500, 7, 0));
+    (0..8).for_each(|_| _ = ask(500, 7));
+    assert_eq!(ask(500, 1).0, 0);
 }
 
 #[test]

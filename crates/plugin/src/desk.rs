@@ -20,6 +20,8 @@ pub struct Counts {
     pub failures: u64,
     /// Wishes of any kind that were refused, because one event had too many.
     pub flooded: u64,
+    /// Scans that it heard of: each space that was scanned is one.
+    pub scans: u64,
     /// The policy is not asked again.
     pub dismissed: bool,
 }
@@ -72,6 +74,7 @@ impl Desk {
         }
         self.host.begin(event);
         self.counts.events += 1;
+        self.counts.scans += u64::from(event.kind == Kind::Scanned);
         if let Err(failure) = self.policy.hear(event, &mut self.host) {
             self.counts.failures += 1;
             self.counts.dismissed = self.counts.failures >= FAILURES_MAX;
@@ -86,6 +89,14 @@ impl Desk {
             flooded: self.host.flooded(),
             ..self.counts
         }
+    }
+
+    /// Milliseconds between two scans that it asks for; 0: it asks for none.
+    pub fn scan_ms(&self) -> u64 {
+        if self.counts.dismissed {
+            return 0;
+        }
+        self.host.scan_ms()
     }
 
     /// Its last failure, if it failed.

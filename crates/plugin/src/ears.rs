@@ -1,9 +1,11 @@
 //! The two queues between a run and its plugin's thread.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use undercroft_base::{SpaceId, VirtPage};
 use undercroft_engine::{BookEvent, Journal};
 
-use crate::event::Event;
+use crate::event::{Event, Kind};
 use crate::ring::Ring;
 
 /// Events that may wait: as many as a CPU makes in some tens of milliseconds. 2 MiB.
@@ -13,31 +15,50 @@ const WISHES_MAX: usize = 1 << 12;
 
 /// Hears the engine, and keeps what a plugin is to hear. It is called with the engine locked, so
 /// one thread puts in at a time. Cost of an event: some nanoseconds; no lock, no system call.
-pub struct Ears(Ring);
+pub struct Ears {
+    ring: Ring,
+    /// Uses come by the scans that the plugin asks for, not one by one.
+    by_scans: AtomicBool,
+}
 
 impl Default for Ears {
     fn default() -> Ears {
-        Ears(Ring::new(EVENTS_MAX))
+        Ears {
+            ring: Ring::new(EVENTS_MAX),
+            by_scans: AtomicBool::new(false),
+        }
     }
 }
 
 impl Ears {
     /// Takes the oldest event. One thread does that.
     pub fn next(&self) -> Option<Event> {
-        self.0.pop().and_then(Event::from_words)
+        self.ring.pop().and_then(Event::from_words)
     }
 
     /// Events that did not fit so far.
     pub fn dropped(&self) -> u64 {
-        self.0.dropped()
+        self.ring.dropped()
+    }
+
+    /// Puts an event in that the engine does not tell. As [`Ears::note`], with the engine locked.
+    pub fn put(&self, event: &Event) {
+        self.ring.push(event.words());
+    }
+
+    /// Whether uses of pages come by scans that the plugin asks for, and not one by one.
+    pub fn by_scans(&self, whether: bool) {
+        self.by_scans.store(whether, Ordering::Relaxed);
     }
 }
 
 impl Journal for Ears {
     #[inline]
     fn note(&self, event: BookEvent) {
-        if let Some(event) = Event::of(event) {
-            self.0.push(event.words());
+        if let Some(event) = Event::of(event)
+            && !(event.kind == Kind::Used && self.by_scans.load(Ordering::Relaxed))
+        {
+            self.put(&event);
         }
     }
 }

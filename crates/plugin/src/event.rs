@@ -33,9 +33,15 @@ pub enum Kind {
     Tick = 12,
     /// Events were dropped, because the plugin was late. Detail: how many.
     Lost = 13,
+    /// Some of the 64 pages from `page` on were used since the last scan. Detail: a bit for each,
+    /// that of the first page is the lowest.
+    Accessed = 14,
+    /// All uses that a scan found in the space have been told. Pages: how many they are. Detail:
+    /// milliseconds since the start.
+    Scanned = 15,
 }
 
-const KINDS: [Kind; 13] = [
+const KINDS: [Kind; 15] = [
     Kind::Fault,
     Kind::CameAlong,
     Kind::Left,
@@ -49,12 +55,15 @@ const KINDS: [Kind; 13] = [
     Kind::Limit,
     Kind::Tick,
     Kind::Lost,
+    Kind::Accessed,
+    Kind::Scanned,
 ];
 
 impl Kind {
     /// The kinds of events that have a space.
-    pub fn of_spaces() -> &'static [Kind] {
-        &KINDS[..Kind::Ended as usize]
+    pub fn of_spaces() -> impl Iterator<Item = Kind> {
+        let plain = |kind: &Kind| matches!(kind, Kind::Limit | Kind::Tick | Kind::Lost);
+        KINDS.into_iter().filter(move |kind| !plain(kind))
     }
 }
 
@@ -164,6 +173,6 @@ mod tests {
             assert_eq!(Event::from_words(event.words()), Some(event));
         }
         assert_eq!(Event::from_words([0; 4]), None);
-        assert_eq!(Event::from_words([14, 0, 0, 0]), None);
+        assert_eq!(Event::from_words([16, 0, 0, 0]), None);
     }
 }

@@ -1,11 +1,15 @@
 //! Questions and wishes of a policy while it hears an event: the functions of FlexSwap's Table 1.
 
+use std::ops::RangeInclusive;
+
 use crate::ears::Wish;
 use crate::event::Event;
 use crate::known::{Known, PageIs};
 
 /// Wishes of one event; further ones are refused and counted.
 const WISHES_AN_EVENT: usize = 512;
+/// Milliseconds between two scans that a plugin may ask for.
+const SCAN_MS: RangeInclusive<u64> = 10..=3_600_000;
 /// Parameters of one plugin.
 const PARAMETERS_MAX: usize = 16;
 
@@ -37,6 +41,7 @@ pub struct Host {
     parameters: Vec<Parameter>,
     wishes: Vec<Wish>,
     flooded: u64,
+    scan_ms: u64,
 }
 
 impl Host {
@@ -47,6 +52,16 @@ impl Host {
             self.wishes.push(wish);
         } else {
             self.flooded += 1;
+        }
+        fits
+    }
+
+    /// Asks for a scan of access bits each `interval_ms`, 0: for none. False if there is no such
+    /// interval; the one before goes on.
+    pub fn scan(&mut self, interval_ms: u64) -> bool {
+        let fits = interval_ms == 0 || SCAN_MS.contains(&interval_ms);
+        if fits {
+            self.scan_ms = interval_ms;
         }
         fits
     }
@@ -100,6 +115,10 @@ impl Host {
 
     pub(crate) fn wishes(&self) -> &[Wish] {
         &self.wishes
+    }
+
+    pub(crate) fn scan_ms(&self) -> u64 {
+        self.scan_ms
     }
 
     pub(crate) fn flooded(&self) -> u64 {

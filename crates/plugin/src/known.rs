@@ -122,6 +122,8 @@ impl Known {
                 let all = (space, 0)..=(space, u64::MAX);
                 self.0.extract_if(all, |_, _| true).for_each(drop);
             }
+            // What was used since the last scan may have left since.
+            Kind::Accessed | Kind::Scanned => {}
             Kind::Limit | Kind::Tick | Kind::Lost => {}
         }
     }

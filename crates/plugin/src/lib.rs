@@ -19,6 +19,7 @@
 mod desk;
 mod ears;
 mod event;
+mod found;
 mod host;
 mod known;
 mod ring;
@@ -26,6 +27,7 @@ mod ring;
 pub use desk::{Counts, Desk, FAILURES_MAX};
 pub use ears::{Ears, What, Wish, Wishes};
 pub use event::{Event, Kind};
+pub use found::Found;
 pub use host::{Host, Memory, Parameter};
 pub use known::PageIs;
 

@@ -1,6 +1,6 @@
 //! The user's policy in a replay: it hears each event at once, and what it wishes leaves first, or
-//! comes while there is room, as in a run. There it hears uses of pages from scans; here it hears
-//! of none.
+//! comes while there is room, as in a run. It hears uses of pages only from scans that it asks for.
+//! They take no time.
 
 use std::fs::File;
 use std::io::Read;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use undercroft_base::{SpaceId, VirtPage};
 use undercroft_engine::limits::EVICT_PAGES_MAX;
 use undercroft_engine::{Engine, VecLedger};
-use undercroft_plugin::{Desk, Ears, Host, MODULE_BYTES_MAX, Memory, What, Wishes};
+use undercroft_plugin::{Desk, Ears, Found, Host, MODULE_BYTES_MAX, Memory, What, Wishes};
 
 /// Pages that a manager loads ahead between two looks for faults.
 const LOADS_A_TURN: usize = 16;
@@ -19,6 +19,8 @@ pub(crate) struct Plugin {
     ears: Arc<Ears>,
     desk: Desk,
     wishes: Wishes,
+    /// When it was told of a scan last; `None`: there was none.
+    scanned_ms: Option<u64>,
 }
 
 impl Plugin {
@@ -38,6 +40,7 @@ impl Plugin {
             ears: Arc::new(Ears::default()),
             desk: Desk::with_host(Box::new(plugin), host),
             wishes: Wishes::default(),
+            scanned_ms: None,
         })
     }
 
@@ -54,6 +57,20 @@ impl Plugin {
         while let Some(event) = self.ears.next() {
             self.desk.hear(&event, &mut wish);
         }
+    }
+
+    /// When it is to hear of a scan, if it asks for scans.
+    pub(crate) fn scan_ms(&self) -> Option<u64> {
+        let interval = self.desk.scan_ms();
+        (interval > 0).then(|| self.scanned_ms.unwrap_or(0) + interval)
+    }
+
+    /// Has it hear of a scan, if that is not the first.
+    pub(crate) fn scanned(&mut self, mut found: Found, now_ms: u64) {
+        if self.scanned_ms.replace(now_ms).is_none() {
+            return;
+        }
+        (found.take(now_ms).iter()).for_each(|event| self.ears.put(event));
     }
 
     /// Takes the oldest pages that it wants to leave, as many as a manager takes for a batch.

@@ -27,17 +27,17 @@ fn script() -> impl Iterator<Item = Event> {
         pages: 1,
         detail: 0,
     };
-    let (mut random, kinds) = (Random::new(1), Kind::of_spaces());
+    let (mut random, kinds) = (Random::new(1), Kind::of_spaces().collect::<Vec<_>>());
     let walk = (0..PAGES).map(move |page| event(Kind::Fault, page));
-    let any = (0..PAGES).map(move |_| Event {
-        detail: random.bits(),
-        ..event(kinds[random.index(kinds.len())], random.below(PAGES))
-    });
-    let last = kinds.iter().map(move |kind| Event {
+    let last = kinds.clone().into_iter().map(move |kind| Event {
         space: SpaceId(u32::MAX),
         pages: u64::MAX,
         detail: u64::MAX,
-        ..event(*kind, u64::MAX)
+        ..event(kind, u64::MAX)
+    });
+    let any = (0..PAGES).map(move |_| Event {
+        detail: random.bits(),
+        ..event(kinds[random.index(kinds.len())], random.below(PAGES))
     });
     let plain = [Kind::Limit, Kind::Lost].map(|kind| Event::plain(kind, u64::MAX));
     walk.chain(any).chain(last).chain(plain)
@@ -75,6 +75,9 @@ pub(crate) fn check(path: &Path) -> Result<u8, Failure> {
     );
     for parameter in desk.parameters() {
         text += &format!("  parameter  {} = {}\n", parameter.name, parameter.value);
+    }
+    if desk.scan_ms() > 0 {
+        text += &format!("  scans      each {} ms\n", desk.scan_ms());
     }
     text += &format!(
         "  events     {} heard, {:.2} us each, {} failed\n  pages      {named} to leave first, \

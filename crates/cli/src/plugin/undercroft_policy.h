@@ -25,6 +25,8 @@ enum uc_kind {
     UC_LIMIT,         /* the limit was set; detail: bytes */
     UC_TICK,          /* time passes, ten times a second; detail: milliseconds since the start */
     UC_LOST,          /* events were dropped because the policy was late; detail: how many */
+    UC_ACCESSED,      /* of the 64 pages some were used since the last scan; detail: a bit for each */
+    UC_SCANNED,       /* all uses of a scan have been told: `pages`; detail: as UC_TICK */
 };
 
 enum uc_state { UC_UNKNOWN, UC_IN, UC_OUT };
@@ -33,6 +35,8 @@ enum uc_state { UC_UNKNOWN, UC_IN, UC_OUT };
 int32_t UC_IMPORT(reclaim)(int32_t space, int64_t page);
 /* The page, which is out of memory, shall come while there is room. 0: as above. */
 int32_t UC_IMPORT(prefetch)(int32_t space, int64_t page);
+/* Access bits shall be scanned at this interval: 10 ms to 1 h, 0: not any more. 0: it is another. */
+int32_t UC_IMPORT(scan)(int64_t milliseconds);
 /* The page of the host that has a page of the program: in a process the same one. */
 int64_t UC_IMPORT(gva_to_hva)(int32_t space, int64_t page);
 /* Where a page is, by the events heard so far. */

@@ -12,6 +12,7 @@ use std::cell::Cell;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, RwLock};
+use std::time::Duration;
 
 use undercroft_base::{BASE_PAGE_BYTES, Bytes, PageKey, Slot, SpaceId, TierId, VirtRange};
 use undercroft_engine::{Engine, Journal, Upsets};
@@ -161,6 +162,11 @@ impl Books {
     /// The queues of the run's plugin, if it has one.
     pub(crate) fn advice(&self) -> Option<Arc<Advice>> {
         lock(&self.advice).clone()
+    }
+
+    /// The time between two scans that the run's plugin asks for, if it has one that does.
+    pub(crate) fn scan_interval(&self) -> Option<Duration> {
+        self.advice()?.scan_interval()
     }
 
     /// Has this plugin hear of every change from now on, and the one before of none.

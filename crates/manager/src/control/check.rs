@@ -307,7 +307,11 @@ impl Control {
             used - held.0 + stored.bytes().0 + footprint.strays().0,
         ));
         // Scans at an interval are of memory that is managed, whether pages leave or not.
-        let scans = matches!(self.shared.options.access_scan, AccessScan::Every(_));
+        let scans = match self.shared.options.access_scan {
+            AccessScan::Every(_) => true,
+            AccessScan::Auto => self.shared.books.scan_interval().is_some(),
+            AccessScan::Never => false,
+        };
         let begins = !self.managing && (look.begins || scans && !processes.is_empty());
         if !self.managing && !begins {
             footprint.note_unmanaged(Bytes(used));

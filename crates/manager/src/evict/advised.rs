@@ -18,6 +18,7 @@ use std::time::Duration;
 use undercroft_base::{SpaceId, VirtPage};
 use undercroft_engine::limits::EVICT_PAGES_MAX;
 use undercroft_plugin::{Counts, Desk, Event, Kind, What, Wish};
+use undercroft_proto::options::AccessScan;
 use undercroft_sys::process;
 
 use super::Evictor;
@@ -84,6 +85,9 @@ pub(crate) fn start(
     started.inspect_err(|_| _ = THREADS.fetch_sub(1, Ordering::Relaxed))
 }
 
+const NO_SCANS: &str = "the policy file asks for scans of access bits, and hears of none, because \
+                        of `--access-scan never`";
+
 /// Why a policy is none that makes its interpreter panic.
 pub(crate) const INTERPRETER_FAILED: &str = "it made its interpreter fail";
 
@@ -124,6 +128,9 @@ fn run(
         }
         let counts: Counts = desk.counts();
         advice.note_counts(counts, late);
+        if advice.note_scan_ms(desk.scan_ms()) && shared.options.access_scan == AccessScan::Never {
+            crate::log::warn(NO_SCANS);
+        }
         if counts.dismissed {
             let why = desk.last_failure().map(ToString::to_string);
             return Some(format!("it failed {} times: {}", counts.failures, why?));

@@ -13,8 +13,8 @@
 //!   unread. An error that remains costs a wrong guess of the policy.
 //! - The engine is locked for at most [`TOUCH_PAGES`] pages at a time, and no other lock is held.
 //!   [`Pace`] bounds the time, so large programs are scanned less often than the user asked.
-//! - Unless the user gave an interval, no scanner is made and no bit is read while no page leaves:
-//!   the policy needs no order then.
+//! - Unless the user gave an interval, or the run's policy file asks for one (`scans.rs`), no
+//!   scanner is made and no bit is read while no page leaves: the policy needs no order then.
 //!
 //! Accessed bits show uses, not writes: a page installed through userfaultfd is dirty from the
 //! start. So `clock_w`, which keeps written pages, stays first in, first out.
@@ -36,6 +36,7 @@ use undercroft_sys::process;
 
 use crate::books::runs::RUNS_MAX;
 use crate::space::process::Process;
+use crate::space::scans::ForPolicy;
 use crate::space::shared::Shared;
 use crate::sync::lock;
 
@@ -263,6 +264,9 @@ fn rest(shared: &Shared) -> Duration {
     AT_LEAST_EVERY * if shared.signals.is_calm() { 4 } else { 1 }
 }
 
+/// Longest time without a look whether a policy file asks for scans: if there is one, and if not.
+const LOOKS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(10)];
+
 /// Sleeps. False if the run has ended meanwhile; its end does not wait for this thread.
 fn sleep(shared: &Shared, pause: Duration) -> bool {
     std::thread::sleep(pause);
@@ -288,6 +292,10 @@ pub(crate) struct Accesses {
     used: Vec<VirtPage>,
     /// Blocks with Accessed bits set.
     set: Vec<VirtPage>,
+    /// For the run's policy file.
+    policy: ForPolicy,
+    /// No scan begins before.
+    earliest: Instant,
     /// A scan has failed, and the user was warned.
     failed: bool,
     /// Address spaces where the kernel refuses to clear bits by range.
@@ -305,14 +313,25 @@ impl Accesses {
     pub(crate) fn on_demand(shared: Arc<Shared>) {
         // A scanner is made at the first eviction. Short runs, and runs that only come near their
         // limit, never pay for one.
-        while shared.books.engine().books().stats().pages_swapped_out == 0 {
+        let asks = || shared.books.scan_interval().is_some();
+        while shared.books.engine().books().stats().pages_swapped_out == 0 && !asks() {
             if !sleep(&shared, rest(&shared)) {
                 return;
             }
         }
         let _ = process::set_affinity(0, &shared.cpu_plan.worker_cpus());
-        if let Ok(scanner) = AccessScanner::open() {
-            Accesses::new(shared, scanner, Pace::AUTO).run();
+        match AccessScanner::open() {
+            Ok(scanner) => Accesses::new(shared, scanner, Pace::AUTO).run(),
+            Err(why) => {
+                while !asks() {
+                    if !sleep(&shared, LOOKS[1]) {
+                        return;
+                    }
+                }
+                crate::log::warn(&format!(
+                    "the policy file asks for scans of access bits, and hears of none: {why}"
+                ));
+            }
         }
     }
 
@@ -330,6 +349,8 @@ impl Accesses {
             has_scanned: false,
             used: Vec::new(),
             set: Vec::new(),
+            policy: ForPolicy::default(),
+            earliest: Instant::now(),
             failed: false,
             refused: HashSet::new(),
         }
@@ -346,8 +367,11 @@ impl Accesses {
                     continue;
                 }
                 Next::Rest => {
-                    // After a rest, the bits show uses of long ago: the next scan only clears them.
-                    self.last = HashMap::new();
+                    // After a rest, the bits show uses of long ago: the next scan only clears them,
+                    // if no policy file waits for those.
+                    if self.policy.due(&self.shared).is_none() {
+                        self.last = HashMap::new();
+                    }
                     pause = rest(&self.shared);
                     continue;
                 }
@@ -359,6 +383,7 @@ impl Accesses {
             self.last.retain(|space, _| lives(space));
             self.refused.retain(lives);
             let mut scanned = false;
+            let _ = self.policy.due(&self.shared); // of another file nothing is remembered
             for process in &processes {
                 if process.managed.load(Ordering::Relaxed) && process.has_running_identity() {
                     let has_relatives = !self.shared.processes.relatives(process).is_empty();
@@ -372,34 +397,37 @@ impl Accesses {
                     }
                 }
             }
-            if scanned && let Some(now) = self.ticks() {
-                let mut ages = Ages::default();
-                for last in self.last.values() {
-                    last.add_to(&mut ages, now);
-                }
-                self.scanned = now;
-                self.shared.gauges.ages.set(ages);
-            }
-            let took = began.elapsed();
-            self.took = took;
-            if scanned {
-                let scans = &self.shared.gauges.scans;
-                scans.count.fetch_add(1, Ordering::Relaxed);
-                let nanos = took.as_nanos() as u64;
-                scans.nanos.fetch_add(nanos, Ordering::Relaxed);
-            }
-            let metadata = self.last.values().map(Last::bytes).sum();
-            self.shared
-                .gauges
-                .scans
-                .metadata
-                .fetch_max(metadata, Ordering::Relaxed);
-            self.has_scanned = true;
-            let Pace {
-                interval, share, ..
-            } = self.pace;
-            pause = interval.saturating_sub(took).max(took * (share - 1));
+            pause = self.ended(began, scanned);
         }
+    }
+
+    /// Tells what a scan has found that `began` then. Returns the time until the next.
+    ///
+    /// * `scanned`: there was something to scan.
+    fn ended(&mut self, began: Instant, scanned: bool) -> Duration {
+        if scanned && let Some(now) = self.ticks() {
+            let mut ages = Ages::default();
+            for last in self.last.values() {
+                last.add_to(&mut ages, now);
+            }
+            self.scanned = now;
+            self.shared.gauges.ages.set(ages);
+        }
+        let took = began.elapsed();
+        self.took = took;
+        let scans = &self.shared.gauges.scans;
+        if scanned {
+            scans.count.fetch_add(1, Ordering::Relaxed);
+            let nanos = took.as_nanos() as u64;
+            scans.nanos.fetch_add(nanos, Ordering::Relaxed);
+        }
+        let metadata = self.last.values().map(Last::bytes).sum::<u64>() + self.policy.bytes();
+        scans.metadata.fetch_max(metadata, Ordering::Relaxed);
+        self.policy.tell(&self.shared);
+        self.has_scanned = true;
+        let least = took * (self.pace.share - 1);
+        self.earliest = Instant::now() + least;
+        self.pace.interval.saturating_sub(took).max(least)
     }
 
     /// The time in [`TICK`]s since the start, if ages are remembered.
@@ -409,20 +437,31 @@ impl Accesses {
     }
 
     /// Sleeps, and names old pages meanwhile if a user asks. False if the run has ended.
-    fn rests_for(&self, pause: Duration) -> bool {
-        if self.pace.on_demand {
-            return sleep(&self.shared, pause);
-        }
+    fn rests_for(&mut self, pause: Duration) -> bool {
         let until = Instant::now() + pause;
-        while let Some(older) = self.shared.gauges.ages.wait(until) {
+        while !self.shared.signals.stopped() {
+            let due = self.policy.due(&self.shared);
+            let until = due.map_or(until, |due| until.min(due.max(self.earliest)));
+            let now = Instant::now();
+            if until <= now {
+                return true;
+            }
+            let look = until.min(now + LOOKS[usize::from(self.shared.books.advice().is_none())]);
+            if self.pace.on_demand {
+                std::thread::sleep(look - now);
+                continue;
+            }
+            let Some(older) = self.shared.gauges.ages.wait(look) else {
+                continue;
+            };
             if !self.has_scanned {
                 self.shared.gauges.ages.later(older);
-                break; // no age is known before the first scan, so it comes now
+                return true; // no age is known before the first scan, so it comes now
             }
             self.name_unused(older);
             self.shared.gauges.ages.done();
         }
-        !self.shared.signals.stopped()
+        false
     }
 
     /// Has the evictor take pages out of memory that have not been used for `older`, and waits for
@@ -467,7 +506,8 @@ impl Accesses {
 
     /// The next step.
     fn next(&mut self) -> Next {
-        if !self.pace.on_demand {
+        let due = self.policy.due(&self.shared);
+        if !self.pace.on_demand || due.is_some_and(|due| due <= Instant::now()) {
             return Next::Scan;
         }
         let (left, resident) = {
@@ -499,7 +539,8 @@ impl Accesses {
         if blocks.is_empty() {
             return false;
         }
-        let mut last = self.last.remove(&process.space).unwrap_or_default();
+        let before = self.last.remove(&process.space);
+        let (again, mut last) = (before.is_some(), before.unwrap_or_default());
         let mut next = Last::default();
         self.used.clear();
         self.set.clear();
@@ -527,6 +568,7 @@ impl Accesses {
         }
         self.last.insert(process.space, next);
         self.tell(process);
+        self.policy.note(process.space, &self.used, again);
         let set = parts(&ranges, &self.set);
         let pidfd = identity.pidfd.as_fd();
         self.clear(process.space, pid, pidfd, &set, has_relatives);

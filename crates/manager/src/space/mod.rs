@@ -31,6 +31,7 @@ pub(crate) mod process;
 pub(crate) mod processes;
 mod refused;
 pub(crate) mod relatives;
+mod scans;
 pub(crate) mod shared;
 pub(crate) mod still;
 #[cfg(test)]

@@ -529,6 +529,9 @@ pub struct PluginReport {
     /// Pages of these that were out of memory, had room, and were loaded.
     #[serde(default)]
     pub prefetches_done: u64,
+    /// Scans of access bits that it asked for and heard of: one for each space that was scanned.
+    #[serde(default)]
+    pub scans: u64,
     /// Pages that it named, for either, beyond what an event, or the queue, has room for.
     pub wishes_refused: u64,
     /// The parameters that it has registered.

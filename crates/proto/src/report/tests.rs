@@ -231,6 +231,7 @@ fn policies() -> Policies {
             pages_chosen: 10,
             prefetches_wished: 30,
             prefetches_done: 20,
+            scans: 3,
             parameters: vec![PluginParameter {
                 name: "behind".into(),
                 value: 16,

@@ -331,6 +331,7 @@ pub(super) const MANAGER_ORDER: &[(&str, &[&str])] = &[
             "discover",
             "give_way",
             "watch",
+            "scans",
             "access",
         ],
     ),

@@ -1,12 +1,16 @@
 //! A client's side of the user's policy: what it is told, and when its wishes are taken. Pages that
 //! it wants in memory are loaded after a fault, as if they had come along with it.
 
-use undercroft_base::{SpaceId, VirtPage};
-use undercroft_plugin::Memory;
+use undercroft_base::{PageNo, SpaceId, VirtPage};
+use undercroft_device::Time;
+use undercroft_plugin::{Found, Memory};
 
 use crate::plugin::Plugin;
-use crate::replay::client::Client;
+use crate::replay::client::{Client, SCANNED, USED};
 use crate::replay::host::Host;
+
+/// A millisecond.
+const MS: u64 = 1_000_000_000;
 
 impl Client<'_> {
     /// Pages that the user's policy wants to leave first, by what has happened until now. None if
@@ -31,8 +35,45 @@ impl Client<'_> {
             faults: books.stats().faults,
         };
         let now_ms = self.now().0 / 1_000_000;
+        if self.next_scan().is_some_and(|due| due <= self.clock) {
+            self.scan_for_plugin(now_ms);
+        }
         if let Some(plugin) = &mut self.plugin {
             plugin.tell(memory, now_ms);
+        }
+    }
+
+    /// When the user's policy is to hear of a scan; `None`: it does not ask.
+    fn next_scan(&self) -> Option<Time> {
+        let due_ms = self.plugin.as_ref()?.scan_ms()?;
+        Some(Time(due_ms.saturating_mul(MS)))
+    }
+
+    /// References until the next scan for the user's policy, `most` at most.
+    pub(super) fn until_scan(&self, most: usize, per_reference: Time) -> usize {
+        let Some(due) = self.next_scan() else {
+            return most;
+        };
+        let timed = self.clock.0 + per_reference.0 * self.at.saturating_sub(self.timed) as u64;
+        let left = due.0.saturating_sub(timed);
+        most.min(left.div_ceil(per_reference.0.max(1)).max(1) as usize)
+    }
+
+    /// As a live scan: a page counts as used from the second scan on.
+    #[cold]
+    fn scan_for_plugin(&mut self, now_ms: u64) {
+        let mut found = Found::default();
+        found.scanned(self.space);
+        for (number, mark) in self.marks.iter_mut().enumerate() {
+            if self.engine.books().is_resident(PageNo(number as u32)) {
+                if *mark & (USED | SCANNED) == USED | SCANNED {
+                    found.add(self.space, VirtPage(number as u64));
+                }
+                *mark = (*mark & !USED) | SCANNED;
+            }
+        }
+        if let Some(plugin) = &mut self.plugin {
+            plugin.scanned(found, now_ms);
         }
     }
 }

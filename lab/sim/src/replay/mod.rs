@@ -218,7 +218,7 @@ impl<'a> Replay<'a> {
                 if let Some((no, write)) = fault.take() {
                     host.serve_noted(client, no, write)?;
                 }
-                match client.run(STRETCH) {
+                match client.run(client.until_scan(STRETCH, per_reference)) {
                     Stop::Fault(no, write) => {
                         client.advance_clock(per_reference);
                         fault = Some((no, write));
@@ -229,6 +229,10 @@ impl<'a> Replay<'a> {
                         }
                     }
                     Stop::Moved => host.follow(client)?,
+                    Stop::Paused if client.plugin.is_some() => {
+                        client.advance_clock(per_reference);
+                        client.tell_plugin();
+                    }
                     Stop::Paused => {}
                     Stop::End => {
                         client.advance_clock(per_reference);

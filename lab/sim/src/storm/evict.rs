@@ -10,6 +10,7 @@ use undercroft_model::{Content, MoveRefusal, NotInstalled};
 use undercroft_policy::place::Migration;
 
 use super::ledger::StormLedger;
+use super::meddler::Plugin;
 use super::setup::Sabotage;
 use super::work::{Demotion, DeviceRead, Eviction, TakenOut, half_of};
 use super::world::World;
@@ -95,6 +96,10 @@ impl World {
             self.begin_batch(|mut evictions, items| evictions.select_ahead(&wishes, want, items));
         if self.engine.books().stats().wished > wished {
             self.saw("victims that a plugin named");
+        }
+        let scans = |of: &mut Plugin| std::mem::take(&mut of.scans);
+        if self.plugin.as_mut().map_or(0, scans) > 0 {
+            self.saw("scans for a plugin");
         }
         any
     }

@@ -1,13 +1,13 @@
 //! A plugin that names any pages at all: those it has heard of, their neighbours, pages of other
-//! spaces and of none, in half of its storms also to be loaded. Now and then it fails. The world
-//! asks it as the manager does.
+//! spaces and of none, in half of its storms also to be loaded. Now and then it fails. It asks for
+//! scans, which find any pages at all. The world asks it as the manager does.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use undercroft_base::{SpaceId, VirtPage};
 use undercroft_engine::{Engine, Ledger};
-use undercroft_plugin::{Desk, Ears, Event, Failure, Host, Memory, Policy, What, Wish};
+use undercroft_plugin::{Desk, Ears, Event, Failure, Found, Host, Memory, Policy, What, Wish};
 use undercroft_seeded::Random;
 
 /// Pages that it remembers.
@@ -16,6 +16,8 @@ const REMEMBERED: usize = 64;
 const WISHES_MAX: usize = 256;
 const WISHES_A_BATCH: usize = 16;
 const LOADS_A_TURN: usize = 8;
+/// Pages that a scan finds at most, and scans that are told.
+const FOUND_MAX: u64 = 40;
 
 /// Makes a policy of a seed.
 pub type MakePolicy = fn(u64) -> Box<dyn Policy>;
@@ -29,6 +31,11 @@ pub struct Plugin {
     wishes: VecDeque<(SpaceId, VirtPage)>,
     /// Pages to load.
     loads: VecDeque<(SpaceId, VirtPage)>,
+    /// Of scans.
+    random: Random,
+    scanned_ms: u64,
+    /// Scans that it was told of.
+    pub(super) scans: u64,
 }
 
 impl Plugin {
@@ -43,6 +50,9 @@ impl Plugin {
             desk: Desk::new(make(seed)),
             wishes: VecDeque::new(),
             loads: VecDeque::new(),
+            random: Random::new(seed ^ 0x5ca7),
+            scanned_ms: 0,
+            scans: 0,
         }
     }
 
@@ -70,8 +80,17 @@ impl Plugin {
             faults: books.stats().faults,
         };
         self.desk.at(memory, now_ms, &mut wish);
+        let mut any = None;
         while let Some(event) = self.ears.next() {
             self.desk.hear(&event, &mut wish);
+            any = Some(event);
+        }
+        if let Some(of) = any
+            && self.desk.scan_ms() > 0
+            && now_ms >= self.scanned_ms + self.desk.scan_ms()
+        {
+            (self.scanned_ms, self.scans) = (now_ms, self.scans + 1);
+            found_around(of, &mut self.random, now_ms).for_each(|event| self.ears.put(&event));
         }
     }
 
@@ -98,6 +117,20 @@ impl Plugin {
     pub(super) fn loaded(&mut self, done: usize) {
         self.loads.drain(..done);
     }
+}
+
+/// A scan that found pages around that of an event, and some of another space.
+fn found_around(of: Event, random: &mut Random, now_ms: u64) -> impl Iterator<Item = Event> {
+    let mut found = Found::default();
+    for _ in 0..random.below(FOUND_MAX) {
+        let page = of.page.wrapping_add(random.below(200)).wrapping_sub(100);
+        found.add(of.space, VirtPage(page));
+        found.add(SpaceId(random.below(9) as u32), VirtPage(random.below(500)));
+    }
+    for space in 0..random.below(9) {
+        found.scanned(SpaceId(space as u32));
+    }
+    found.take(now_ms).into_iter()
 }
 
 /// The policy.
@@ -146,6 +179,9 @@ impl Policy for Meddler {
             for _ in 0..random.below(4) {
                 wish(What::Prefetch, random);
             }
+        }
+        if self.random.chance(1, 100) {
+            host.scan(10 + self.random.below(40));
         }
         if self.random.chance(1, 5000) {
             return Err(Failure::Trap("it failed".to_owned()));

@@ -15,7 +15,10 @@ fn module(on_event: &str) -> Vec<u8> {
         r#"(module
             (import "undercroft" "reclaim" (func $reclaim (param i32 i64) (result i32)))
             (import "undercroft" "prefetch" (func $prefetch (param i32 i64) (result i32)))
+            (import "undercroft" "scan" (func $scan (param i64) (result i32)))
             (memory (export "memory") 1)
+            (global $asked (mut i32) (i32.const 0))
+            (global $bits (mut i64) (i64.const 0))
             (global $dice (mut i64) (i64.const 88172645463325252))
             (func $roll (result i64)
                 (global.set $dice (i64.xor (global.get $dice)
@@ -48,7 +51,13 @@ const NEXT: &str = "(local $n i64)
 /// Walks round `pages` pages. Returns the faults under a policy, as a replay counts them.
 fn faults(policy: &str, room: SimRoom) -> u64 {
     let pages = 1000u64;
-    let references: Vec<u64> = (0..10 * pages).map(|at| (at % pages * 4096) << 1).collect();
+    misses(policy, room, (0..10 * pages).map(|at| at % pages))
+}
+
+/// Uses `pages` in turn, in memory for 500. Returns the faults under a policy, as a replay counts
+/// them.
+fn misses(policy: &str, room: SimRoom, pages: impl Iterator<Item = u64>) -> u64 {
+    let references: Vec<u64> = pages.map(|page| (page * 4096) << 1).collect();
     let trace = MemoryTrace {
         name: "walk".to_owned(),
         granule_bytes: 1,
@@ -60,6 +69,7 @@ fn faults(policy: &str, room: SimRoom) -> u64 {
         prefetch: "none".to_owned(),
         memory: Memory::Bytes(undercroft_base::Bytes(500 * 4096)),
         room,
+        reference_time: undercroft_base::Nanos(10_000),
         ..Setup::default()
     };
     let streams = streams_of(&trace, setup.page_bytes).unwrap();
@@ -106,6 +116,62 @@ fn pages_that_a_policy_file_wants_come_in_a_replay_while_there_is_room_and_none_
     // There is never room before a fault has made some for itself.
     let full = faults(path, SimRoom::AfterPlan);
     assert_eq!(full, faults("auto", SimRoom::AfterPlan));
+}
+
+/// Names those of 64 pages whose bits are set after this change: the used ones, or the others. An
+/// event 15 whose number of pages is not that of the bits is a failure.
+fn by_scans(change: &str) -> Vec<u8> {
+    module(&format!(
+        "(local $n i64)
+        (if (i32.eqz (global.get $asked)) (then
+            (if (call $scan (i64.const 9)) (then (unreachable)))
+            (if (i32.eqz (call $scan (i64.const 20))) (then (unreachable)))
+            (global.set $asked (i32.const 1))))
+        (if (i32.eq (local.get $kind) (i32.const 15)) (then
+            (if (i64.ne (local.get $pages) (global.get $bits)) (then (unreachable)))
+            (global.set $bits (i64.const 0))))
+        (if (i32.ne (local.get $kind) (i32.const 14)) (then (return)))
+        (global.set $bits (i64.add (global.get $bits) (i64.popcnt (local.get $detail))))
+        (local.set $detail {change})
+        (loop
+            (if (i64.ne (i64.and (local.get $detail) (i64.const 1)) (i64.const 0)) (then
+                (drop (call $reclaim (local.get $space)
+                    (i64.add (local.get $page) (local.get $n))))))
+            (local.set $detail (i64.shr_u (local.get $detail) (i64.const 1)))
+            (local.set $n (i64.add (local.get $n) (i64.const 1)))
+            (br_if 0 (i64.lt_u (local.get $n) (i64.const 64))))"
+    ))
+}
+
+#[test]
+fn a_policy_file_hears_in_a_replay_what_each_scan_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, change: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, by_scans(change)).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let used = write("used.wasm", "(local.get $detail)");
+    let unused = write(
+        "unused.wasm",
+        "(i64.xor (local.get $detail) (i64.const -1))",
+    );
+    // Two of three pages of the first 600 are hot. All pages are used now and then.
+    let pages = || {
+        let hot = (0u64..600).filter(|page| page % 3 != 2).collect::<Vec<_>>();
+        let all = (0..200_000u64).map(move |at| match at % 50 {
+            0 => at / 50 % 1000,
+            _ => hot[at as usize % hot.len()],
+        });
+        all.collect::<Vec<_>>().into_iter()
+    };
+    let of = |policy: &str| misses(policy, SimRoom::Ahead, pages());
+    let (used, unused, auto) = (of(&used), of(&unused), of("auto"));
+    assert!(used > 2 * auto, "{used} if the used ones leave, {auto}");
+    assert!(
+        unused <= auto + auto / 10,
+        "{unused} if the others leave, {auto}"
+    );
 }
 
 /// Names random pages and spaces at each event, and traps now and then.

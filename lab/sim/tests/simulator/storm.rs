@@ -55,6 +55,7 @@ const FOUND: usize = 3;
 const MUST_SEE: [&str; 124] = [
     "loads for a plugin",
     "loads for a plugin: none",
+    "scans for a plugin",
     "victims that a plugin named",
     "large: came back",
     "large: first touch",
