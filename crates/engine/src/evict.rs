@@ -41,13 +41,10 @@ impl<L: Ledger> Evictions<'_, L> {
     ) -> bool {
         self.engine.victims.clear();
         self.engine.take_back_refused(false);
-        // At most half of the resident pages are protected. Fewer are, when nothing else can leave
-        // and there is no room. Otherwise threads could wait for ever: under a small limit, beside
-        // a large pool or many locked pages, all pages that may leave can be recent.
-        let mut protected = match self.engine.config.room {
-            Room::Ahead => (self.engine.resident / 2).min(RECENT_PAGES as u64) as usize,
-            Room::AfterPlan => 0,
-        };
+        // Fewer are protected when nothing else can leave and there is no room. Otherwise threads
+        // could wait for ever: under a small limit, beside a large pool or many locked pages, all
+        // pages that may leave can be recent.
+        let mut protected = self.engine.protected();
         if !wishes.is_empty() {
             self.engine.name_wished(wishes, want, protected);
         }
@@ -64,6 +61,26 @@ impl<L: Ledger> Evictions<'_, L> {
             self.engine.name_victims(want, 0);
         }
         self.engine.start_batch(out)
+    }
+
+    /// As [`Evictions::select_ahead`], but no other page leaves. False if none of these may.
+    pub fn select_wished(
+        &mut self,
+        wishes: &[(SpaceId, VirtPage)],
+        want: usize,
+        out: &mut Vec<EvictItem>,
+    ) -> bool {
+        self.engine.victims.clear();
+        let protected = self.engine.protected();
+        self.engine.name_wished(wishes, want, protected);
+        self.engine.start_batch(out)
+    }
+
+    /// Whether a page that a plugin has named could be chosen now. The numbers may be of no space
+    /// and no page.
+    pub fn may_leave(&self, space: SpaceId, page: VirtPage) -> bool {
+        let protected = self.engine.protected();
+        self.engine.find_wished(space, page, protected).is_some()
     }
 
     /// As [`Evictions::select`], but the caller names the victims: up to a batch of evictable pages
@@ -411,9 +428,32 @@ impl<L: Ledger> Engine<L> {
         self.table.find(space, page)
     }
 
+    /// Pages that came last, and stay: at most half of the resident ones.
+    fn protected(&self) -> usize {
+        match self.config.room {
+            Room::Ahead => (self.resident / 2).min(RECENT_PAGES as u64) as usize,
+            Room::AfterPlan => 0,
+        }
+    }
+
+    /// A page that a plugin has named, if the policy could name it: it is not locked, not of the
+    /// newest `protected`, not refused a while ago, and not of a space whose agent holds as many as
+    /// it can.
+    fn find_wished(&self, space: SpaceId, page: VirtPage, protected: usize) -> Option<PageNo> {
+        let no = self.find_named(space, page)?;
+        let entry = self.table.entry(no);
+        let may_leave = entry.state == PageState::Resident
+            && !entry.flags.has(Flags::LOCKED)
+            && !entry.flags.has(Flags::INHERITED)
+            && self.is_listed(no)
+            && !self.recent.holds(no, protected)
+            && !self.kept.spaces.contains(&space)
+            && self.batch.places_for(space).1 > 0;
+        may_leave.then_some(no)
+    }
+
     /// Makes those of `wishes` the victims that the policy could have named: up to `want` base
-    /// pages. None is locked, of the newest `protected`, refused a while ago, or of a space whose
-    /// agent holds as many as it can.
+    /// pages.
     #[inline(never)]
     fn name_wished(&mut self, wishes: &[(SpaceId, VirtPage)], want: usize, protected: usize) {
         let most = if self.batch.is_any() {
@@ -426,17 +466,8 @@ impl<L: Ledger> Engine<L> {
             if missing == 0 {
                 break;
             }
-            let Some(no) = self.find_named(space, page) else {
-                continue;
-            };
-            let entry = self.table.entry(no);
-            let may_leave = entry.state == PageState::Resident
-                && !entry.flags.has(Flags::LOCKED)
-                && !entry.flags.has(Flags::INHERITED)
-                && self.is_listed(no)
-                && !self.recent.holds(no, protected)
-                && !self.victims.contains(&no);
-            if may_leave && !self.kept.spaces.contains(&space) && self.batch.places_for(space).1 > 0
+            if let Some(no) = self.find_wished(space, page, protected)
+                && !self.victims.contains(&no)
             {
                 self.reclaim.remove(no);
                 self.victims.push(no);

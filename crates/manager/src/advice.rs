@@ -167,6 +167,13 @@ impl Advice {
             .set(parameters.iter().map(setting).collect());
     }
 
+    /// Shows the values that the plugin has given to its parameters.
+    pub(crate) fn show_values(&self, parameters: &[Parameter]) {
+        let all = self.parameters.get().into_iter().flatten();
+        all.zip(parameters)
+            .for_each(|(of, shown)| of.value.store(shown.value, Ordering::Relaxed));
+    }
+
     /// Gives a parameter another value. Error: there is none of this name, for the user.
     pub(crate) fn set_parameter(&self, name: &str, value: i64) -> Result<(), String> {
         self.setting(name)?.value.store(value, Ordering::Relaxed);

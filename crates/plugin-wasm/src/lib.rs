@@ -61,6 +61,7 @@ const OURS: &str = "undercroft";
 
 const FUNCTIONS: &[&str] = &[
     "reclaim",
+    "reclaim_now",
     "prefetch",
     "scan",
     "gva_to_hva",
@@ -70,6 +71,7 @@ const FUNCTIONS: &[&str] = &[
     "get_pf_count",
     "register_parameter",
     "get_parameter",
+    "set_parameter",
 ];
 
 /// Linear memory of a plugin.
@@ -123,7 +125,12 @@ fn name(caller: &Caller<'_, State>, at: i32, bytes: i32) -> Option<String> {
 /// Our functions. None can fail: a wrong argument has an answer, too.
 fn linker(engine: &Engine) -> Result<Linker<State>, Error> {
     let mut linker = Linker::<State>::new(engine);
-    for (name, what) in [("reclaim", What::Reclaim), ("prefetch", What::Prefetch)] {
+    let wishes = [
+        ("reclaim", What::Reclaim),
+        ("reclaim_now", What::ReclaimNow),
+        ("prefetch", What::Prefetch),
+    ];
+    for (name, what) in wishes {
         linker.func_wrap(
             OURS,
             name,
@@ -181,6 +188,13 @@ fn linker(engine: &Engine) -> Result<Linker<State>, Error> {
         |caller: Caller<'_, State>, number: i32| -> i64 {
             let parameters = caller.data().host.parameters();
             parameters.get(number as usize).map_or(0, |of| of.value)
+        },
+    )?;
+    linker.func_wrap(
+        OURS,
+        "set_parameter",
+        |mut caller: Caller<'_, State>, number: i32, value: i64| -> i32 {
+            i32::from(caller.data_mut().host.show(number as usize, value))
         },
     )?;
     Ok(linker)

@@ -97,6 +97,7 @@ fn desk(bytes: &[u8]) -> Desk {
 
 const IMPORTS: &str = r#"
     (import "undercroft" "reclaim" (func $reclaim (param i32 i64) (result i32)))
+    (import "undercroft" "reclaim_now" (func $reclaim_now (param i32 i64) (result i32)))
     (import "undercroft" "prefetch" (func $prefetch (param i32 i64) (result i32)))
     (import "undercroft" "scan" (func $scan (param i64) (result i32)))
     (import "undercroft" "get_page_state" (func $state (param i32 i64) (result i32)))
@@ -106,7 +107,8 @@ const IMPORTS: &str = r#"
     (import "undercroft" "gva_to_hva" (func $hva (param i32 i64) (result i64)))
     (import "undercroft" "register_parameter"
         (func $register (param i32 i32 i64) (result i32)))
-    (import "undercroft" "get_parameter" (func $parameter (param i32) (result i64)))"#;
+    (import "undercroft" "get_parameter" (func $parameter (param i32) (result i64)))
+    (import "undercroft" "set_parameter" (func $show (param i32 i64) (result i32)))"#;
 
 fn wish(page: u64) -> Wish {
     Wish {
@@ -212,6 +214,31 @@ fn a_policy_asks_for_scans_within_bounds_and_for_none_once_it_is_dismissed() {
     assert_eq!((scan_ms, counts.scans, counts.failures), (500, 7, 0));
     (0..8).for_each(|_| _ = ask(500, 7));
     assert_eq!(ask(500, 1).0, 0);
+}
+
+#[test]
+fn a_policy_has_pages_leave_at_once_and_shows_what_it_found() {
+    let mut desk = desk(&text(
+        IMPORTS,
+        r#"(drop (call $reclaim_now (local.get $space) (local.get $page)))
+           (if (call $show (i32.const 1) (i64.const 5)) (then (unreachable)))
+           (if (call $show (i32.const -1) (i64.const 5)) (then (unreachable)))
+           (if (i64.gt_u (local.get $page) (i64.const 40)) (then
+            (if (i32.eqz (call $show (i32.const 0) (local.get $page))) (then (unreachable)))))"#,
+        r#"(data (i32.const 8) "cold")
+           (func (export "init")
+            (drop (call $register (i32.const 8) (i32.const 4) (i64.const 1))))"#,
+    ));
+    let now = |page| Wish {
+        what: What::ReclaimNow,
+        ..wish(page)
+    };
+    assert_eq!(tell(&mut desk, Kind::Fault, 40), [now(40)]);
+    assert!(desk.take_shown().is_none(), "it has changed nothing");
+    assert_eq!(tell(&mut desk, Kind::Fault, 41), [now(41)]);
+    let shown = desk.take_shown().map(|all| all[0].value);
+    assert_eq!((shown, desk.counts().failures), (Some(41), 0));
+    assert!(desk.take_shown().is_none(), "it was taken");
 }
 
 #[test]

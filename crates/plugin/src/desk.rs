@@ -110,6 +110,11 @@ impl Desk {
         self.host.set(name, value)
     }
 
+    /// Its parameters, if it has given one of them another value since this was called last.
+    pub fn take_shown(&mut self) -> Option<&[Parameter]> {
+        self.host.take_shown().then(|| self.host.parameters())
+    }
+
     /// Its parameters.
     pub fn parameters(&self) -> &[Parameter] {
         self.host.parameters()

@@ -68,6 +68,8 @@ impl Journal for Ears {
 pub enum What {
     /// The page shall leave first, when room is needed.
     Reclaim,
+    /// The page shall leave, although there may be room.
+    ReclaimNow,
     /// The page shall come into memory, if there is room.
     Prefetch,
 }
@@ -86,6 +88,7 @@ pub struct Wish {
 /// Wishes on their way: some to the thread that chooses victims, others to those that load pages.
 pub struct Wishes {
     reclaim: Ring,
+    now: Ring,
     prefetch: Ring,
 }
 
@@ -93,6 +96,7 @@ impl Default for Wishes {
     fn default() -> Wishes {
         Wishes {
             reclaim: Ring::new(WISHES_MAX),
+            now: Ring::new(WISHES_MAX),
             prefetch: Ring::new(WISHES_MAX),
         }
     }
@@ -102,6 +106,7 @@ impl Wishes {
     fn of(&self, what: What) -> &Ring {
         match what {
             What::Reclaim => &self.reclaim,
+            What::ReclaimNow => &self.now,
             What::Prefetch => &self.prefetch,
         }
     }
@@ -120,6 +125,6 @@ impl Wishes {
 
     /// Wishes that did not fit so far.
     pub fn dropped(&self) -> u64 {
-        self.reclaim.dropped() + self.prefetch.dropped()
+        self.reclaim.dropped() + self.now.dropped() + self.prefetch.dropped()
     }
 }

@@ -42,6 +42,8 @@ pub struct Host {
     wishes: Vec<Wish>,
     flooded: u64,
     scan_ms: u64,
+    /// The plugin has given a parameter another value.
+    shown: bool,
 }
 
 impl Host {
@@ -99,6 +101,13 @@ impl Host {
         found.map(|of| of.value = value).is_some()
     }
 
+    /// The plugin shows another value of its parameter. False if there is none of this number.
+    pub fn show(&mut self, number: usize, value: i64) -> bool {
+        let found = self.parameters.get_mut(number);
+        self.shown |= found.is_some();
+        found.map(|of| of.value = value).is_some()
+    }
+
     /// The parameters.
     pub fn parameters(&self) -> &[Parameter] {
         &self.parameters
@@ -115,6 +124,10 @@ impl Host {
 
     pub(crate) fn wishes(&self) -> &[Wish] {
         &self.wishes
+    }
+
+    pub(crate) fn take_shown(&mut self) -> bool {
+        std::mem::take(&mut self.shown)
     }
 
     pub(crate) fn scan_ms(&self) -> u64 {

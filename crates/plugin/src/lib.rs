@@ -1,10 +1,10 @@
 //! Policies that others wrote: they hear what happens to pages, and name pages that shall leave
-//! first, or come before they are needed. The crate `plugin-wasm` has those that are WebAssembly
+//! first, or although there is room, or come before they are needed. The crate `plugin-wasm` has those that are WebAssembly
 //! files.
 //!
 //! A plugin cannot do harm. It sees numbers, never bytes. It may only wish: a page that it names
-//! leaves when room is needed, and only if it could have been chosen anyway; one that it wants in
-//! memory comes only while there is room. Our policy chooses the rest. What it may use is bounded:
+//! leaves only if it could be chosen anyway; one that it wants in memory comes only while there is
+//! room. Our policy chooses the rest. What it may use is bounded:
 //! fuel for each event, memory, wishes. A plugin that fails often is not asked again ([`Desk`]).
 //!
 //! The way of an event: [`Ears`] put it into a ring, which costs the engine some stores. A thread

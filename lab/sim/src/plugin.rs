@@ -78,6 +78,11 @@ impl Plugin {
         self.take(What::Reclaim, 2 * EVICT_PAGES_MAX)
     }
 
+    /// Takes the oldest pages that it wants to leave although there may be room: a batch.
+    pub(crate) fn take_leave_now(&self) -> Vec<(SpaceId, VirtPage)> {
+        self.take(What::ReclaimNow, EVICT_PAGES_MAX)
+    }
+
     /// Takes the oldest pages that it wants in memory.
     pub(crate) fn take_loads(&self) -> Vec<(SpaceId, VirtPage)> {
         self.take(What::Prefetch, LOADS_A_TURN)

@@ -54,7 +54,7 @@ pub(crate) fn check(path: &Path) -> Result<u8, Failure> {
     };
     let ([mut named, mut wanted], began) = ([0u64; 2], Instant::now());
     let mut wish = |wish: Wish| match wish.what {
-        What::Reclaim => named += 1,
+        What::Reclaim | What::ReclaimNow => named += 1,
         What::Prefetch => wanted += 1,
     };
     for (at, event) in script().enumerate() {
@@ -80,7 +80,7 @@ pub(crate) fn check(path: &Path) -> Result<u8, Failure> {
         text += &format!("  scans      each {} ms\n", desk.scan_ms());
     }
     text += &format!(
-        "  events     {} heard, {:.2} us each, {} failed\n  pages      {named} to leave first, \
+        "  events     {} heard, {:.2} us each, {} failed\n  pages      {named} to leave, \
          {wanted} to come, {} refused as too many for one event\n",
         counts.events, each, counts.failures, counts.flooded
     );

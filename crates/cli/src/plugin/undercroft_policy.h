@@ -33,6 +33,8 @@ enum uc_state { UC_UNKNOWN, UC_IN, UC_OUT };
 
 /* The page shall leave first when room is needed. 0: this event has named too many. */
 int32_t UC_IMPORT(reclaim)(int32_t space, int64_t page);
+/* The page shall leave, although there may be room. 0: as above. */
+int32_t UC_IMPORT(reclaim_now)(int32_t space, int64_t page);
 /* The page, which is out of memory, shall come while there is room. 0: as above. */
 int32_t UC_IMPORT(prefetch)(int32_t space, int64_t page);
 /* Access bits shall be scanned at this interval: 10 ms to 1 h, 0: not any more. 0: it is another. */
@@ -48,6 +50,8 @@ int64_t UC_IMPORT(get_pf_count)(void);
 /* Gives a number a name, which status and report show. Returns its number, or -1. */
 int32_t UC_IMPORT(register_parameter)(const char *name, int32_t bytes, int64_t value);
 int64_t UC_IMPORT(get_parameter)(int32_t parameter);
+/* Shows another value of a parameter. 0: there is none of this number. */
+int32_t UC_IMPORT(set_parameter)(int32_t parameter, int64_t value);
 
 /* Called for each event. */
 void UC_EXPORT(on_event)(int32_t kind, int32_t space, int64_t page, int64_t pages, int64_t detail);

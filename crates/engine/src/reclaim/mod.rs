@@ -61,7 +61,7 @@ pub struct Now {
     pub calm: bool,
     /// A fault waits for a read of a device.
     pub reads: bool,
-    /// A user has named pages that are to leave, although there is room.
+    /// A user or a plugin has named pages that are to leave, although there is room.
     pub named: bool,
 }
 
@@ -77,7 +77,7 @@ pub enum Step {
     /// Begin a batch of up to this many pages. When the last of them is published:
     /// [`Reclaimer::ended`].
     Choose(usize),
-    /// There is room: as `Choose`, but only of pages that a user has named.
+    /// There is room: as `Choose`, but only of pages that a user or a plugin has named.
     Named(usize),
     /// Nothing can be begun before a batch in flight ends.
     Wait,

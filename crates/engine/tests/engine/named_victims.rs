@@ -114,6 +114,26 @@ fn wishes_of_no_page_and_of_pages_that_must_stay_change_nothing() {
     assert_eq!(ahead(&mut engine, &wishes, 3), (vec![0, 1, 2], 0));
 }
 
+#[test]
+fn only_wished_pages_leave_although_there_is_room() {
+    let (mut engine, space) = engine();
+    assert_eq!(engine.layout().lock(space, range(5, 6), true).0, 0);
+    let pages = [5, 9, 300, 9, 100];
+    let wishes = pages.map(|page| (space, VirtPage(page)));
+    let mut batch = Vec::new();
+    let may =
+        |engine: &mut Engine<VecLedger>, page| engine.evictions().may_leave(space, VirtPage(page));
+    assert_eq!(
+        pages.map(|page| may(&mut engine, page)),
+        [false, true, false, true, true]
+    );
+    assert!(engine.evictions().select_wished(&wishes, 64, &mut batch));
+    assert_eq!(leave(&mut engine, &batch), [9, 100]);
+    assert!(!may(&mut engine, 9), "it has left");
+    assert!(!engine.evictions().select_wished(&wishes, 64, &mut batch));
+    assert!(!engine.evictions().select_wished(&[], 64, &mut batch));
+}
+
 /// The ledger has 24 bits for a space, and 36 for a chunk of 512 pages.
 #[test]
 fn wishes_that_the_ledger_cannot_name_are_passed_over() {

@@ -16,6 +16,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 use undercroft_base::{SpaceId, VirtPage};
+use undercroft_engine::EvictItem;
 use undercroft_engine::limits::EVICT_PAGES_MAX;
 use undercroft_plugin::{Counts, Desk, Event, Kind, What, Wish};
 use undercroft_proto::options::AccessScan;
@@ -38,6 +39,10 @@ const NAP_MAX: Duration = Duration::from_millis(16);
 
 /// Wishes that are tried for one batch.
 const WISHES_A_BATCH: usize = 2 * EVICT_PAGES_MAX;
+
+/// Times that a batch is looked for among pages that shall leave although there may be room. Most
+/// of them may have left.
+const LOOKS_FOR_NOW: usize = 16;
 
 /// Stack of the thread: twice what hostile files get in the tests of `plugin-wasm`, where the
 /// interpreter is not optimised. Calls of a policy take none of it.
@@ -105,9 +110,13 @@ fn run(
     };
     advice.show_parameters(desk.parameters());
     let (mut late, mut nap) = (0, NAP_MIN);
-    let loads = Cell::new(false);
+    let (loads, leaves) = (Cell::new(false), Cell::new(false));
     let mut wish = |wish: Wish| {
-        loads.set(loads.get() || wish.what == What::Prefetch);
+        match wish.what {
+            What::Prefetch => loads.set(true),
+            What::ReclaimNow => leaves.set(true),
+            What::Reclaim => {}
+        }
         advice.wishes.add(wish);
     };
     while !shared.signals.stopped() && !advice.is_over() {
@@ -135,8 +144,14 @@ fn run(
             let why = desk.last_failure().map(ToString::to_string);
             return Some(format!("it failed {} times: {}", counts.failures, why?));
         }
+        if let Some(parameters) = desk.take_shown() {
+            advice.show_values(parameters);
+        }
         if loads.take() {
             shared.wake_loader();
+        }
+        if leaves.take() {
+            shared.signals.kick_evictor();
         }
         if heard < EVENTS_A_TURN {
             nap = if heard > 0 {
@@ -150,16 +165,63 @@ fn run(
     None
 }
 
+fn next_wishes(advice: &Advice, what: What, most: usize) -> Vec<(SpaceId, VirtPage)> {
+    let next = std::iter::from_fn(|| advice.wishes.next(what));
+    next.take(most).collect()
+}
+
 impl Evictor {
     /// The run's plugin, if it has one, and its oldest wishes: twice as many as a batch, because
-    /// some are of pages that have left meanwhile.
-    pub(super) fn take_wishes(&self) -> (Option<Arc<Advice>>, Vec<(SpaceId, VirtPage)>) {
+    /// some are of pages that have left meanwhile. First those that shall leave in any case.
+    pub(super) fn take_wishes(&mut self) -> (Option<Arc<Advice>>, Vec<(SpaceId, VirtPage)>) {
+        let mut wishes = std::mem::take(&mut self.leave_now);
         let Some(advice) = self.shared.books.advice() else {
-            return (None, Vec::new()); // no memory is taken
+            return (None, wishes); // no memory is taken
         };
-        let next = std::iter::from_fn(|| advice.wishes.next(What::Reclaim));
-        let wishes: Vec<_> = next.take(WISHES_A_BATCH).collect();
-        advice.note_wishes(wishes.len());
+        let before = wishes.len();
+        wishes.extend(next_wishes(&advice, What::Reclaim, WISHES_A_BATCH));
+        advice.note_wishes(wishes.len() - before);
         (Some(advice), wishes)
+    }
+
+    /// Takes pages that the plugin wants to leave although there may be room, up to a batch of
+    /// those that may. What may not leave is passed over here: it is no reason to begin a batch.
+    pub(super) fn take_leave_now(&mut self) {
+        if !self.leave_now.is_empty() {
+            return;
+        }
+        let Some(advice) = self.shared.books.advice() else {
+            return;
+        };
+        for _ in 0..LOOKS_FOR_NOW {
+            let wishes = next_wishes(&advice, What::ReclaimNow, EVICT_PAGES_MAX);
+            if wishes.is_empty() {
+                return;
+            }
+            advice.note_wishes(wishes.len());
+            self.leave_now.extend(wishes);
+            let mut engine = self.shared.books.engine();
+            let evictions = engine.evictions();
+            (self.leave_now).retain(|(space, page)| evictions.may_leave(*space, *page));
+            if !self.leave_now.is_empty() {
+                return;
+            }
+        }
+    }
+
+    /// Begins a batch with these pages. False if none of them can leave any more.
+    pub(super) fn choose_leave_now(&mut self, most: usize, items: &mut Vec<EvictItem>) -> bool {
+        let some = self.leave_now.len().min(most);
+        let mut engine = self.shared.books.engine_for_many();
+        let before = engine.books().stats().wished;
+        let wishes = &self.leave_now[..some];
+        let any = engine.evictions().select_wished(wishes, most, items);
+        let chosen = engine.books().stats().wished - before;
+        drop(engine);
+        self.leave_now.drain(..some);
+        if let Some(advice) = self.shared.books.advice() {
+            advice.note_chosen(chosen);
+        }
+        any
     }
 }

@@ -36,10 +36,15 @@ impl Evictor {
         (any, zeros)
     }
 
-    /// Begins a batch with pages that a user has named. False if none of the next ones can leave.
-    pub(super) fn choose_named(&self, most: usize, items: &mut Vec<EvictItem>) -> bool {
+    /// Begins a batch with pages that a user or a plugin has named. Returns whether any of the next
+    /// ones can leave, and whether a user has named them.
+    pub(super) fn choose_named(&mut self, most: usize, items: &mut Vec<EvictItem>) -> (bool, bool) {
+        if !self.leave_now.is_empty() {
+            return (self.choose_leave_now(most, items), false);
+        }
         let named = &self.shared.books.named;
-        (0..ASKS_MAX).any(|_| self.select_runs(named, most, items))
+        let any = (0..ASKS_MAX).any(|_| self.select_runs(named, most, items));
+        (any, true)
     }
 
     /// Chooses the next victims: first what a plugin wants to leave, then by the policy. That may

@@ -136,6 +136,8 @@ pub(crate) struct Evictor {
     revisit_at: Duration,
     /// Pages of these processes that the policy has forgotten.
     kept: PageCount,
+    /// Pages that the plugin wants to leave although there may be room.
+    leave_now: Vec<(SpaceId, VirtPage)>,
 }
 
 impl Evictor {
@@ -163,6 +165,7 @@ impl Evictor {
             aside: VecDeque::new(),
             revisit_at: Duration::ZERO,
             kept: PageCount(0),
+            leave_now: Vec::new(),
         })
     }
 
@@ -206,6 +209,7 @@ impl Evictor {
 
     /// Asks what is to be done next. Locks the engine once.
     fn next_step(&mut self) -> Step {
+        self.take_leave_now();
         let gauges = &self.shared.gauges;
         let turned = gauges.knobs.get();
         let now = Now {
@@ -214,7 +218,7 @@ impl Evictor {
             paused: gauges.is_paused(),
             calm: self.shared.signals.is_calm(),
             reads: turned.is_some() && gauges.knobs.reads_in_flight(),
-            named: !self.shared.books.named.queue().is_empty(),
+            named: !self.leave_now.is_empty() || !self.shared.books.named.queue().is_empty(),
         };
         self.states.clear();
         let tiers = self.shared.books.tiers.iter();
@@ -364,15 +368,17 @@ impl Evictor {
     }
 
     /// Chooses and evicts one batch of up to `most` pages. False if no page could be chosen.
-    /// * `named`: only of pages that a user has named.
+    /// * `named`: only of pages that a user or a plugin has named.
     fn evict_batch(&mut self, most: usize, named: bool) -> bool {
         let shared = self.shared.clone();
         let storing = read(&shared.books.storing);
         let mut items = std::mem::take(&mut self.items);
-        let (any, zeros) = if named {
-            (self.choose_named(most, &mut items), false)
+        let (any, zeros, named) = if named {
+            let (any, by_user) = self.choose_named(most, &mut items);
+            (any, false, by_user)
         } else {
-            self.choose(most, &mut items)
+            let (any, zeros) = self.choose(most, &mut items);
+            (any, zeros, false)
         };
         let batch = Batch {
             asked: most,

@@ -11,6 +11,7 @@ mod core_dump;
 mod daemon;
 mod deaths;
 mod documents;
+mod flexswap;
 mod found;
 mod given_up;
 mod handed_over;

@@ -17,6 +17,7 @@ use crate::vm::guest;
 /// Functions that a policy may import, as text.
 const IMPORTS: &str = r#"
     (import "undercroft" "reclaim" (func $reclaim (param i32 i64) (result i32)))
+    (import "undercroft" "reclaim_now" (func $reclaim_now (param i32 i64) (result i32)))
     (import "undercroft" "prefetch" (func $prefetch (param i32 i64) (result i32)))
     (import "undercroft" "scan" (func $scan (param i64) (result i32)))
     (import "undercroft" "get_page_state" (func $state (param i32 i64) (result i32)))
@@ -257,7 +258,7 @@ fn a_linear_prefetch_as_a_policy_file_halves_the_waits_of_a_walk() {
 }
 
 /// Policies that do harm as far as they can, by name, with what the report must say.
-const HOSTILE: [(&str, &str, &str); 8] = [
+const HOSTILE: [(&str, &str, &str); 10] = [
     ("loop", "(loop (br 0))", "failures"),
     ("trap", "(unreachable)", "failures"),
     (
@@ -274,6 +275,25 @@ const HOSTILE: [(&str, &str, &str); 8] = [
          (drop (call $reclaim (i32.const -1) (local.get $page)))
          (drop (call $reclaim (local.get $space) (i64.const -1)))
          (drop (call $reclaim (local.get $space) (i64.mul (local.get $page) (i64.const 4096))))",
+        "pages_wished",
+    ),
+    // Half of the memory leaves, whatever the program needs.
+    (
+        "empties memory",
+        "(loop (local.set $n (i64.add (local.get $n) (i64.const 1)))
+            (drop (call $reclaim_now (local.get $space)
+                (i64.sub (local.get $page) (i64.mul (local.get $n) (i64.const 12)))))
+            (br_if 0 (i64.lt_u (local.get $n) (i64.const 1000))))",
+        "pages_chosen",
+    ),
+    // Pages that cannot leave: no batch is begun for them.
+    (
+        "wrong pages now",
+        "(drop (call $reclaim_now (local.get $space) (local.get $page)))
+         (drop (call $reclaim_now (i32.const -1) (local.get $page)))
+         (drop (call $reclaim_now (local.get $space) (i64.const -1)))
+         (drop (call $reclaim_now (local.get $space)
+            (i64.mul (local.get $page) (i64.const 4096))))",
         "pages_wished",
     ),
     (

@@ -8,6 +8,7 @@ use undercroft_plugin::{Found, Memory};
 use crate::plugin::Plugin;
 use crate::replay::client::{Client, SCANNED, USED};
 use crate::replay::host::Host;
+use crate::setup::SetupError;
 
 /// A millisecond.
 const MS: u64 = 1_000_000_000;
@@ -79,6 +80,26 @@ impl Client<'_> {
 }
 
 impl Host {
+    /// Has the pages leave that the user's policy wants to leave although there may be room.
+    #[cold]
+    pub(super) fn leave_now(&mut self, client: &mut Client<'_>) -> Result<(), SetupError> {
+        client.tell_plugin();
+        while let Some(plugin) = &client.plugin {
+            let wishes = plugin.take_leave_now();
+            if wishes.is_empty() {
+                break;
+            }
+            let mut evictions = client.engine.evictions();
+            if evictions.select_wished(&wishes, wishes.len(), &mut client.batch) {
+                for index in 0..client.batch.len() {
+                    self.evict_one(client, index)?;
+                }
+                self.collect(client);
+            }
+        }
+        Ok(())
+    }
+
     /// Loads the pages that the user's policy wants in memory, as far as there is room for them.
     #[cold]
     pub(super) fn load_ahead(&mut self, client: &mut Client<'_>) {

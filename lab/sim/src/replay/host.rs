@@ -166,6 +166,7 @@ impl Host {
         }
         self.reclaim(client)?;
         if client.plugin.is_some() {
+            self.leave_now(client)?;
             self.load_ahead(client);
         }
         Ok(())

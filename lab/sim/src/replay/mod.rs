@@ -231,7 +231,7 @@ impl<'a> Replay<'a> {
                     Stop::Moved => host.follow(client)?,
                     Stop::Paused if client.plugin.is_some() => {
                         client.advance_clock(per_reference);
-                        client.tell_plugin();
+                        host.leave_now(client)?;
                     }
                     Stop::Paused => {}
                     Stop::End => {

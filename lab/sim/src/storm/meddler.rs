@@ -29,6 +29,8 @@ pub struct Plugin {
     ears: Arc<Ears>,
     desk: Desk,
     wishes: VecDeque<(SpaceId, VirtPage)>,
+    /// Pages to leave although there may be room.
+    now: VecDeque<(SpaceId, VirtPage)>,
     /// Pages to load.
     loads: VecDeque<(SpaceId, VirtPage)>,
     /// Of scans.
@@ -49,6 +51,7 @@ impl Plugin {
             ears,
             desk: Desk::new(make(seed)),
             wishes: VecDeque::new(),
+            now: VecDeque::new(),
             loads: VecDeque::new(),
             random: Random::new(seed ^ 0x5ca7),
             scanned_ms: 0,
@@ -63,10 +66,11 @@ impl Plugin {
 
     /// Tells it what has happened.
     fn hear<L: Ledger>(&mut self, engine: &Engine<L>, now_ms: u64) {
-        let (wishes, loads) = (&mut self.wishes, &mut self.loads);
+        let (wishes, now, loads) = (&mut self.wishes, &mut self.now, &mut self.loads);
         let mut wish = |wish: Wish| {
             let list = match wish.what {
                 What::Reclaim => &mut *wishes,
+                What::ReclaimNow => &mut *now,
                 What::Prefetch => &mut *loads,
             };
             if list.len() < WISHES_MAX {
@@ -103,6 +107,17 @@ impl Plugin {
         self.hear(engine, now_ms);
         let some = self.wishes.len().min(WISHES_A_BATCH);
         self.wishes.drain(..some).collect()
+    }
+
+    /// Whether it wants pages to leave although there may be room.
+    pub(super) fn wants_now(&self) -> bool {
+        !self.now.is_empty()
+    }
+
+    /// Takes the oldest of these.
+    pub(super) fn take_now(&mut self) -> Vec<(SpaceId, VirtPage)> {
+        let some = self.now.len().min(WISHES_A_BATCH);
+        self.now.drain(..some).collect()
     }
 
     /// The oldest pages that it wants in memory, of one space.
@@ -174,6 +189,9 @@ impl Policy for Meddler {
         };
         for _ in 0..self.random.below(4) {
             wish(What::Reclaim, &mut self.random);
+        }
+        if self.random.chance(1, 8) {
+            wish(What::ReclaimNow, &mut self.random);
         }
         if let Some(random) = &mut self.loads {
             for _ in 0..random.below(4) {

@@ -1,11 +1,12 @@
 //! The evictor of a storm: does what the reclaim machine of the engine says, one step at a time,
 //! and tells it how each batch ended. Time passes with the steps of the storm.
 
-use undercroft_base::{Nanos, VirtRange};
+use undercroft_base::{Nanos, SpaceId, VirtPage, VirtRange};
 use undercroft_engine::reclaim::{Ended, Goes, Now, Step, Turned};
 use undercroft_policy::place::Migration;
 
 use super::evictor::Evictor;
+use super::meddler::Plugin;
 use super::setup::FullAction;
 use super::work::Got;
 use super::world::World;
@@ -49,7 +50,11 @@ impl World {
                     unfit: false,
                     answer_due: false,
                 };
-                let begun = if named {
+                let wishes = self.plugin.as_mut().map_or_else(Vec::new, Plugin::take_now);
+                let begun = if named && !wishes.is_empty() {
+                    self.saw("reclaim: pages of a plugin leave although there is room");
+                    self.start_wished(&wishes, pages, ended)
+                } else if named {
                     self.saw("reclaim: named pages leave although there is room");
                     self.evictor.named -= 1;
                     self.start_named(Some(ended))
@@ -133,7 +138,7 @@ impl World {
             paused: false,
             calm: self.calm,
             reads: got.any(reads),
-            named: self.evictor.named > 0,
+            named: self.evictor.named > 0 || self.plugin.as_ref().is_some_and(Plugin::wants_now),
         }
     }
 
@@ -167,6 +172,28 @@ impl World {
             self.begin_batch(|mut evictions, items| evictions.select_these(space, &ranges, items));
         if let Some(batch) = &mut self.batch {
             batch.ended = ended;
+        }
+        any
+    }
+
+    /// Begins a batch with pages that a plugin wants to leave although there may be room. As the
+    /// manager does, it takes those that may leave, and there may be none.
+    fn start_wished(&mut self, wishes: &[(SpaceId, VirtPage)], most: usize, ended: Ended) -> bool {
+        let room = self.engine.books().room();
+        let any = self.begin_batch(|mut evictions, items| {
+            let mut may = wishes.to_vec();
+            may.retain(|(space, page)| evictions.may_leave(*space, *page));
+            let any = evictions.select_wished(wishes, most, items);
+            assert_eq!(any, !may.is_empty(), "{wishes:?}, room for {room}");
+            assert!(
+                items
+                    .iter()
+                    .all(|item| may.contains(&(item.space, item.page)))
+            );
+            any
+        });
+        if let Some(batch) = &mut self.batch {
+            batch.ended = Some(ended);
         }
         any
     }

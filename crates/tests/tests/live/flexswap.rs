@@ -1,0 +1,152 @@
+//! FlexSwap's policies as files (`crates/tests/policies`): what they do to a program, and in the
+//! lab from the same file.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use rustix::process::Signal;
+use serde_json::Value;
+use undercroft_tests::{
+    Job, MIB, Running, build, find, has_access_bits, say, skip, turn, undercroft, undercroft_lab,
+};
+
+/// Builds a policy of the folder `policies`. `None`: the compiler is missing, and that was said.
+fn policy(name: &str, folder: &Path) -> Option<PathBuf> {
+    if find("wasm-ld").is_none() || find("clang").is_none() {
+        skip("no clang or no wasm-ld: no policy can be built from C");
+        return None;
+    }
+    let here = env!("CARGO_MANIFEST_DIR");
+    let file = folder.join(format!("{name}.wasm"));
+    let flags = "--target=wasm32 -O2 -mbulk-memory -nostdlib -Wall -Wextra -Werror \
+                 -Wno-unused-parameter -Wl,--no-entry";
+    let built = Command::new("clang")
+        .args(flags.split_whitespace())
+        .args(["-I", &format!("{here}/../cli/src/plugin"), "-o"])
+        .args([&file, &format!("{here}/policies/{name}.c").into()])
+        .output()
+        .expect("clang");
+    assert!(built.status.success(), "{built:?}");
+    let check = ["policy", "check", text(&file)];
+    Job::new(undercroft()).args(check).run().expect(0);
+    Some(file)
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("a plain path")
+}
+
+fn set(run: &Running, change: &str) {
+    let pid = run.keeper().to_string();
+    Job::new(undercroft())
+        .args(["set", &pid, change])
+        .run()
+        .expect(0);
+}
+
+fn count(status: &Value, path: &str) -> u64 {
+    let found = status.pointer(path).and_then(Value::as_u64);
+    found.unwrap_or_else(|| panic!("no number {path}: {status}"))
+}
+
+/// A parameter of the run's policy.
+fn parameter(status: &Value, name: &str) -> Option<u64> {
+    let all = status.pointer("/policies/plugin/parameters")?.as_array()?;
+    all.iter().find(|of| of["name"] == name)?["value"].as_u64()
+}
+
+const HOT_MIB: u64 = 12;
+const COLD_MIB: u64 = 32;
+
+#[test]
+fn what_is_cold_leaves_by_the_dt_reclaimer_as_a_file_and_what_is_used_stays() {
+    turn!(one_at_a_time, "a plain run has no policy");
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let Some(file) = policy("dt_reclaimer", folder.path()).filter(|_| has_access_bits()) else {
+        return;
+    };
+    let spill = folder.path().join("spill").display().to_string();
+    let mut run = Job::new(build("hot_and_cold"))
+        .args([HOT_MIB, COLD_MIB, 1 << 40, 0, 2000].map(|of| of.to_string()))
+        .options(["--policy", text(&file), "--prefetch", "none"])
+        .limit(128 * MIB)
+        .tier(&format!("file:{spill},size=1G"))
+        .timeout(100)
+        .start();
+    run.until("events", 30, |run| {
+        (parameter(&run.status()?, "interval_ms")? == 60_000).then_some(())
+    });
+    set(&run, "policy.interval_ms=200");
+    // The program, its libraries and the hot set are in use.
+    let most = (HOT_MIB + 4) * MIB;
+    let status = run.until("cold memory that leaves", 60, |run| {
+        let status = run.status()?;
+        let scans = count(&status, "/policies/plugin/scans");
+        (scans > 15 && count(&status, "/resident_bytes") < most).then_some(status)
+    });
+    let cold = parameter(&status, "cold_pages").expect("a parameter") * 4096;
+    let near = (COLD_MIB - 2) * MIB..(COLD_MIB + 6) * MIB;
+    assert!(near.contains(&cold), "{cold} bytes are cold: {status}");
+    let (scans, loads) = ("/policies/plugin/scans", "/faults/swap_in");
+    let (began, before) = (count(&status, scans), count(&status, loads));
+    let status = run.until("20 more scans", 60, |run| {
+        let status = run.status()?;
+        (count(&status, scans) >= began + 20).then_some(status)
+    });
+    let passed = count(&status, scans) - began;
+    let came_back = count(&status, loads) - before;
+    say(&format!(
+        "{cold} bytes were cold, where {} are; in {passed} scans {came_back} pages came back",
+        COLD_MIB * MIB
+    ));
+    // The target: 2 % of what is in use, a scan.
+    let used = HOT_MIB * 256;
+    assert!(
+        came_back <= passed * used * 2 / 100,
+        "{came_back}: {status}"
+    );
+    assert!(
+        count(&status, "/resident_bytes") > HOT_MIB * MIB,
+        "{status}"
+    );
+    assert_eq!(parameter(&status, "groups_left_out"), Some(0), "{status}");
+    run.signal(Signal::TERM); // it ends its steps, and compares everything
+    let outcome = run.wait().expect(0);
+    assert!(outcome.text().contains("0 wrong"), "{outcome}");
+}
+
+/// Figures of a simulation: pages that left, and that came back.
+fn simulated(folder: &Path, policy: &str, trace: &str) -> [u64; 2] {
+    let out = folder.join("out");
+    let ended = Command::new(undercroft_lab())
+        .args(["sim", "--trace", trace, "--policy", policy])
+        .args(["--memory", "100%", "--prefetch", "none"])
+        .args(["--reference-time", "1ms", "--out", text(&out)])
+        .output()
+        .expect("the lab");
+    assert!(ended.status.success(), "{ended:?}");
+    let results = std::fs::read(out.join("results.json")).expect("results");
+    let results: Value = serde_json::from_slice(&results).expect("JSON");
+    ["evictions", "swap_ins"].map(|of| count(&results["outcomes"][0], &format!("/{of}")))
+}
+
+#[test]
+fn the_same_dt_reclaimer_has_cold_pages_leave_in_the_lab() {
+    turn!(beside_others, "a plain run has no policy");
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let Some(file) = policy("dt_reclaimer", folder.path()) else {
+        return;
+    };
+    // A scan each 60,000 references; in each such time, 18 pages more of the walk are used.
+    let trace = "scan_hot:pages=2000,hot=1000,share=0.9997,refs=2000000";
+    let [left, came_back] = simulated(folder.path(), text(&file), trace);
+    say(&format!("{left} pages left, {came_back} came back"));
+    assert!((450..=620).contains(&left), "{left} of some 600 pages left");
+    // 2 % of the hot set a scan, in 33 scans.
+    assert!(came_back <= 660, "{came_back}");
+    assert_eq!(
+        simulated(folder.path(), "auto", trace),
+        [0, 0],
+        "all of it fits"
+    );
+}
