@@ -167,11 +167,20 @@ impl Advice {
             .set(parameters.iter().map(setting).collect());
     }
 
-    /// Shows the values that the plugin has given to its parameters.
-    pub(crate) fn show_values(&self, parameters: &[Parameter]) {
-        let all = self.parameters.get().into_iter().flatten();
-        all.zip(parameters)
-            .for_each(|(of, shown)| of.value.store(shown.value, Ordering::Relaxed));
+    /// Whether the plugin is to hear which instructions fault.
+    pub(crate) fn wants_instructions(&self) -> bool {
+        self.ears.asks_instructions() && !self.dismissed.load(Ordering::Relaxed)
+    }
+
+    /// Shows the values that the plugin has given to some of its parameters. Only those: a user may
+    /// have set others meanwhile.
+    pub(crate) fn show_values(&self, shown: &[(usize, i64)]) {
+        let all = self.parameters.get();
+        for (at, value) in shown {
+            if let Some(of) = all.and_then(|all| all.get(*at)) {
+                of.value.store(*value, Ordering::Relaxed);
+            }
+        }
     }
 
     /// Gives a parameter another value. Error: there is none of this name, for the user.

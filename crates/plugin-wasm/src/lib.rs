@@ -66,6 +66,7 @@ const FUNCTIONS: &[&str] = &[
     "scan",
     "gva_to_hva",
     "get_page_state",
+    "get_fault_ip",
     "get_memory_limit",
     "get_memory_usage",
     "get_pf_count",
@@ -159,6 +160,9 @@ fn linker(engine: &Engine) -> Result<Linker<State>, Error> {
             caller.data().host.page(space as u32, page as u64) as i32
         },
     )?;
+    linker.func_wrap(OURS, "get_fault_ip", |caller: Caller<'_, State>| -> i64 {
+        caller.data().host.instruction() as i64
+    })?;
     linker.func_wrap(
         OURS,
         "get_memory_limit",
@@ -172,6 +176,11 @@ fn linker(engine: &Engine) -> Result<Linker<State>, Error> {
     linker.func_wrap(OURS, "get_pf_count", |caller: Caller<'_, State>| -> i64 {
         saturated(caller.data().host.memory().faults)
     })?;
+    link_parameters(&mut linker)?;
+    Ok(linker)
+}
+
+fn link_parameters(linker: &mut Linker<State>) -> Result<(), Error> {
     linker.func_wrap(
         OURS,
         "register_parameter",
@@ -197,7 +206,7 @@ fn linker(engine: &Engine) -> Result<Linker<State>, Error> {
             i32::from(caller.data_mut().host.show(number as usize, value))
         },
     )?;
-    Ok(linker)
+    Ok(())
 }
 
 fn config() -> Config {
@@ -287,6 +296,12 @@ impl Plugin {
             init.call(&mut store, ()).map_err(no_start)?;
         }
         std::mem::swap(&mut store.data_mut().host, host);
+        if module
+            .imports()
+            .any(|import| import.name() == "get_fault_ip")
+        {
+            host.ask_instructions();
+        }
         Ok(Plugin { store, on_event })
     }
 }

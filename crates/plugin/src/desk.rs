@@ -110,9 +110,14 @@ impl Desk {
         self.host.set(name, value)
     }
 
-    /// Its parameters, if it has given one of them another value since this was called last.
-    pub fn take_shown(&mut self) -> Option<&[Parameter]> {
-        self.host.take_shown().then(|| self.host.parameters())
+    /// Whether it asks which instructions fault.
+    pub fn asks_instructions(&self) -> bool {
+        self.host.asks_instructions()
+    }
+
+    /// Numbers and values of parameters to which it has given one since this was called last.
+    pub fn take_shown(&mut self) -> Vec<(usize, i64)> {
+        self.host.take_shown()
     }
 
     /// Its parameters.

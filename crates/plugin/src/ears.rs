@@ -1,6 +1,7 @@
 //! The two queues between a run and its plugin's thread.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use undercroft_base::{SpaceId, VirtPage};
 use undercroft_engine::{BookEvent, Journal};
@@ -19,6 +20,39 @@ pub struct Ears {
     ring: Ring,
     /// Uses come by the scans that the plugin asks for, not one by one.
     by_scans: AtomicBool,
+    /// Instructions of faults that are being served, if the plugin asks for those.
+    instructions: OnceLock<Instructions>,
+}
+
+/// The newest instruction for each of some sets of pages: of page and address. Fault threads put
+/// them in without a lock. Of two faults at once on pages of one set, one may have none or, seldom,
+/// that of the other: a plugin wishes, so that does no harm.
+struct Instructions(Box<[[AtomicU64; 2]]>);
+
+/// More than threads that fault at once.
+const INSTRUCTIONS: u64 = 1 << 12;
+
+impl Instructions {
+    fn place(&self, space: SpaceId, page: VirtPage) -> (&[AtomicU64; 2], u64) {
+        let key = page.0 ^ u64::from(space.0) << 40;
+        (&self.0[(key % INSTRUCTIONS) as usize], key)
+    }
+
+    fn put(&self, space: SpaceId, page: VirtPage, address: u64) {
+        let (place, key) = self.place(space, page);
+        place[1].store(address, Ordering::Relaxed);
+        place[0].store(key, Ordering::Release);
+    }
+
+    /// 0: it is not known.
+    fn take(&self, space: SpaceId, page: VirtPage) -> u64 {
+        let (place, key) = self.place(space, page);
+        if place[0].load(Ordering::Acquire) == key {
+            place[1].swap(0, Ordering::Relaxed)
+        } else {
+            0
+        }
+    }
 }
 
 impl Default for Ears {
@@ -26,6 +60,7 @@ impl Default for Ears {
         Ears {
             ring: Ring::new(EVENTS_MAX),
             by_scans: AtomicBool::new(false),
+            instructions: OnceLock::new(),
         }
     }
 }
@@ -46,6 +81,24 @@ impl Ears {
         self.ring.push(event.words());
     }
 
+    /// The plugin asks which instructions fault.
+    pub fn ask_instructions(&self) {
+        let made = || (0..INSTRUCTIONS).map(|_| Default::default()).collect();
+        self.instructions.get_or_init(|| Instructions(made()));
+    }
+
+    /// Whether it does.
+    pub fn asks_instructions(&self) -> bool {
+        self.instructions.get().is_some()
+    }
+
+    /// The instruction at an address has faulted on a page, and is told when the page has come.
+    pub fn faults_at(&self, space: SpaceId, page: VirtPage, address: u64) {
+        if let Some(all) = self.instructions.get() {
+            all.put(space, page, address);
+        }
+    }
+
     /// Whether uses of pages come by scans that the plugin asks for, and not one by one.
     pub fn by_scans(&self, whether: bool) {
         self.by_scans.store(whether, Ordering::Relaxed);
@@ -55,9 +108,14 @@ impl Ears {
 impl Journal for Ears {
     #[inline]
     fn note(&self, event: BookEvent) {
-        if let Some(event) = Event::of(event)
+        if let Some(mut event) = Event::of(event)
             && !(event.kind == Kind::Used && self.by_scans.load(Ordering::Relaxed))
         {
+            if event.kind == Kind::Fault
+                && let Some(all) = self.instructions.get()
+            {
+                event.at = all.take(event.space, VirtPage(event.page));
+            }
             self.put(&event);
         }
     }

@@ -80,6 +80,8 @@ pub struct Event {
     pub pages: u64,
     /// By kind.
     pub detail: u64,
+    /// Of a fault: the address of the instruction, if it is known and asked for; otherwise 0.
+    pub at: u64,
 }
 
 impl Event {
@@ -91,6 +93,7 @@ impl Event {
             page: 0,
             pages: 0,
             detail,
+            at: 0,
         }
     }
 
@@ -103,6 +106,7 @@ impl Event {
                 page: range.start.0,
                 pages: range.count().0,
                 detail,
+                at: 0,
             })
         };
         match event {
@@ -139,18 +143,28 @@ impl Event {
 
     pub(crate) fn words(&self) -> [u64; 4] {
         let head = u64::from(self.space.0) << 8 | self.kind as u64;
-        [head, self.page, self.pages, self.detail]
+        // A fault is of one page.
+        let third = match self.kind {
+            Kind::Fault => self.at,
+            _ => self.pages,
+        };
+        [head, self.page, third, self.detail]
     }
 
     /// The event of these words; `None`: they are none.
-    pub(crate) fn from_words([head, page, pages, detail]: [u64; 4]) -> Option<Event> {
+    pub(crate) fn from_words([head, page, third, detail]: [u64; 4]) -> Option<Event> {
         let kind = KINDS.get((head as u8).checked_sub(1)? as usize)?;
+        let (pages, at) = match kind {
+            Kind::Fault => (1, third),
+            _ => (third, 0),
+        };
         Some(Event {
             kind: *kind,
             space: SpaceId((head >> 8) as u32),
             page,
             pages,
             detail,
+            at,
         })
     }
 }
@@ -167,8 +181,9 @@ mod tests {
                 kind,
                 space: SpaceId(u32::MAX),
                 page: u64::MAX,
-                pages: 7,
+                pages: if kind == Kind::Fault { 1 } else { 7 },
                 detail: 1 << 40,
+                at: if kind == Kind::Fault { u64::MAX } else { 0 },
             };
             assert_eq!(Event::from_words(event.words()), Some(event));
         }

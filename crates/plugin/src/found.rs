@@ -54,6 +54,7 @@ impl Found {
             page,
             pages,
             detail,
+            at: 0,
         };
         if self.lost > 0 {
             events.push(Event::plain(Kind::Lost, std::mem::take(&mut self.lost)));

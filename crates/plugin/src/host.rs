@@ -42,8 +42,11 @@ pub struct Host {
     wishes: Vec<Wish>,
     flooded: u64,
     scan_ms: u64,
-    /// The plugin has given a parameter another value.
-    shown: bool,
+    /// Parameters that the plugin has given another value.
+    shown: Vec<usize>,
+    /// The instruction of the fault that it hears of.
+    at: u64,
+    asks_at: bool,
 }
 
 impl Host {
@@ -66,6 +69,17 @@ impl Host {
             self.scan_ms = interval_ms;
         }
         fits
+    }
+
+    /// The plugin will ask which instructions fault.
+    pub fn ask_instructions(&mut self) {
+        self.asks_at = true;
+    }
+
+    /// The address of the instruction whose fault is heard of; 0: there is none, or it is not
+    /// known.
+    pub fn instruction(&self) -> u64 {
+        self.at
     }
 
     /// Where a page is, by the events heard so far.
@@ -104,8 +118,11 @@ impl Host {
     /// The plugin shows another value of its parameter. False if there is none of this number.
     pub fn show(&mut self, number: usize, value: i64) -> bool {
         let found = self.parameters.get_mut(number);
-        self.shown |= found.is_some();
-        found.map(|of| of.value = value).is_some()
+        let found = found.map(|of| of.value = value).is_some();
+        if found && !self.shown.contains(&number) {
+            self.shown.push(number);
+        }
+        found
     }
 
     /// The parameters.
@@ -116,6 +133,7 @@ impl Host {
     pub(crate) fn begin(&mut self, event: &Event) {
         self.known.note(event);
         self.wishes.clear();
+        self.at = event.at;
     }
 
     pub(crate) fn set_memory(&mut self, memory: Memory) {
@@ -126,8 +144,13 @@ impl Host {
         &self.wishes
     }
 
-    pub(crate) fn take_shown(&mut self) -> bool {
-        std::mem::take(&mut self.shown)
+    pub(crate) fn asks_instructions(&self) -> bool {
+        self.asks_at
+    }
+
+    pub(crate) fn take_shown(&mut self) -> Vec<(usize, i64)> {
+        let shown = std::mem::take(&mut self.shown).into_iter();
+        shown.map(|at| (at, self.parameters[at].value)).collect()
     }
 
     pub(crate) fn scan_ms(&self) -> u64 {

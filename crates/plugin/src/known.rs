@@ -145,6 +145,7 @@ mod tests {
                 page,
                 pages,
                 detail,
+                at: 0,
             };
             known.note(&event);
         };

@@ -1,6 +1,6 @@
 //! Policies that others wrote: they hear what happens to pages, and name pages that shall leave
-//! first, or although there is room, or come before they are needed. The crate `plugin-wasm` has those that are WebAssembly
-//! files.
+//! first, or although there is room, or come before they are needed. The crate `plugin-wasm` has
+//! those that are WebAssembly files.
 //!
 //! A plugin cannot do harm. It sees numbers, never bytes. It may only wish: a page that it names
 //! leaves only if it could be chosen anyway; one that it wants in memory comes only while there is

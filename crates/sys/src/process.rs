@@ -14,6 +14,21 @@ fn pid(id: u32) -> io::Result<Pid> {
     Pid::from_raw(id as i32).ok_or_else(|| io::ErrorKind::InvalidInput.into())
 }
 
+/// The instruction at which a thread waits: in a fault that of the access, in a call of the kernel
+/// that of the call. `None`: it runs, is gone, or may not be looked at. Cost: three system calls.
+pub fn instruction_of(process: u32, thread: u32) -> Option<u64> {
+    let mut room = [0u8; 256];
+    let path = format!("/proc/{process}/task/{thread}/syscall");
+    instruction_in(procfs::beginning_of(&path, &mut room).ok()?)
+}
+
+/// The last word of `NUMBER ARGUMENTS SP PC`, `-1 SP PC`, or of `running`, which is no number.
+fn instruction_in(text: &[u8]) -> Option<u64> {
+    let last = text.trim_ascii_end().rsplit(|byte| *byte == b' ').next()?;
+    let digits = std::str::from_utf8(last).ok()?.strip_prefix("0x")?;
+    u64::from_str_radix(digits, 16).ok()
+}
+
 /// A process, by descriptor: never another one that took its number.
 #[derive(Debug)]
 pub struct PidFd(OwnedFd);

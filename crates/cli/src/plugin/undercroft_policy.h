@@ -43,6 +43,8 @@ int32_t UC_IMPORT(scan)(int64_t milliseconds);
 int64_t UC_IMPORT(gva_to_hva)(int32_t space, int64_t page);
 /* Where a page is, by the events heard so far. */
 int32_t UC_IMPORT(get_page_state)(int32_t space, int64_t page);
+/* The instruction whose fault this event is; 0: it is of none, or that is not known. */
+int64_t UC_IMPORT(get_fault_ip)(void);
 /* Bytes of the limit, and in use; page faults so far. */
 int64_t UC_IMPORT(get_memory_limit)(void);
 int64_t UC_IMPORT(get_memory_usage)(void);

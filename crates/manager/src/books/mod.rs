@@ -10,7 +10,7 @@ pub(crate) mod tiers;
 
 use std::cell::Cell;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 use std::time::Duration;
 
@@ -84,6 +84,8 @@ pub(crate) struct Books {
     /// The queues of the run's plugin. The engine tells it each change. Locked for moments: by
     /// fault threads only between faults, to load what it wants.
     advice: Mutex<Option<Arc<Advice>>>,
+    /// A plugin of the run has asked which instructions fault.
+    pub asked_instructions: AtomicBool,
     /// Estimates the faults of other limits.
     curve: Option<Follower>,
     /// Slots that each fault thread has not freed yet: it frees many at a time. With one of these
@@ -150,6 +152,7 @@ impl Books {
             legacy,
             record,
             advice: Mutex::default(),
+            asked_instructions: AtomicBool::new(false),
             curve: None,
             late: std::array::from_fn(|_| Mutex::new(Vec::with_capacity(1024))),
             drains: Drains::default(),

@@ -96,6 +96,16 @@ const NO_SCANS: &str = "the policy file asks for scans of access bits, and hears
 /// Why a policy is none that makes its interpreter panic.
 pub(crate) const INTERPRETER_FAILED: &str = "it made its interpreter fail";
 
+/// Shows what a plugin has asked for at its start.
+fn introduce(desk: &Desk, shared: &Shared, advice: &Advice) {
+    advice.show_parameters(desk.parameters());
+    if desk.asks_instructions() {
+        advice.ears.ask_instructions();
+        let asked = &shared.books.asked_instructions;
+        asked.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Tells the plugin the events until the run ends. Returns why it is not asked any more.
 fn run(
     shared: &Shared,
@@ -108,7 +118,7 @@ fn run(
         Ok(desk) => desk,
         Err(why) => return Some(why),
     };
-    advice.show_parameters(desk.parameters());
+    introduce(&desk, shared, advice);
     let (mut late, mut nap) = (0, NAP_MIN);
     let (loads, leaves) = (Cell::new(false), Cell::new(false));
     let mut wish = |wish: Wish| {
@@ -144,9 +154,7 @@ fn run(
             let why = desk.last_failure().map(ToString::to_string);
             return Some(format!("it failed {} times: {}", counts.failures, why?));
         }
-        if let Some(parameters) = desk.take_shown() {
-            advice.show_values(parameters);
-        }
+        advice.show_values(&desk.take_shown());
         if loads.take() {
             shared.wake_loader();
         }

@@ -42,6 +42,7 @@ use undercroft_engine::limits::LOAD_PAGES_MAX;
 use undercroft_engine::{Engine, Fault, FaultAnswer};
 use undercroft_proto::legacy::EventInbox;
 use undercroft_sys::mapping::ZeroPages;
+use undercroft_sys::process::instruction_of;
 use undercroft_sys::ring::PageRing;
 use undercroft_sys::uffd::{Message, MessageBuf, UffdError};
 
@@ -569,6 +570,22 @@ impl FaultThread {
             self.shared.signals.wake_fault_threads();
         }
         self.alone = cpu_plan.pin.holds(thread);
+        if self.shared.books.asked_instructions.load(Ordering::Relaxed) {
+            self.note_instruction(process, thread, fault);
+        }
+    }
+
+    /// Tells the run's plugin which instruction faults, if it asks for that. The thread waits, so
+    /// the kernel knows it.
+    #[cold]
+    fn note_instruction(&self, process: &Process, thread: u32, fault: Fault) {
+        let advice = self.shared.books.advice();
+        if let Some(advice) = advice.filter(|of| of.wants_instructions())
+            && let Some(pid) = process.pid()
+            && let Some(address) = instruction_of(pid, thread)
+        {
+            advice.ears.faults_at(fault.space, fault.page, address);
+        }
     }
 
     /// Serves others before this process.

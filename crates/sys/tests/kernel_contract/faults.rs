@@ -5,12 +5,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use undercroft_base::ThreadId;
+use undercroft_sys::process::instruction_of;
 use undercroft_sys::uffd::{Features, RegisterMode, Uffd, UffdDevice, UffdError};
 
 use crate::bed::*;
 
 crate::facts! {
     a_missing_page_gives_one_message_with_page_access_and_thread,
+    a_thread_that_waits_for_a_page_shows_its_instruction,
     two_readers_get_a_message_once,
     a_user_mode_only_userfaultfd_fails_system_calls_on_missing_pages,
     a_kernel_mode_fault_with_a_pending_signal_repeats_its_message,
@@ -54,6 +56,37 @@ fn a_missing_page_gives_one_message_with_page_access_and_thread() {
         toucher.done();
     }
     assert_eq!(area.read(1), 5);
+}
+
+fn a_thread_that_waits_for_a_page_shows_its_instruction() {
+    let (mut ear, area) = Ear::with_area(Features::THREAD_ID, 2);
+    let mut seen = |write: bool| {
+        evict(area, 1);
+        let toucher = doing(move || {
+            if write {
+                area.write(1, 5)
+            } else {
+                let _ = area.read(1);
+            }
+        });
+        assert_eq!(ear.fault().thread.0, toucher.thread);
+        let at = instruction_of(std::process::id(), toucher.thread).unwrap();
+        ear.serve(area.at(1), 4);
+        toucher.done();
+        at
+    };
+    let [read, again, write] = [false, false, true].map(&mut seen);
+    assert_eq!(read, again);
+    assert_ne!(read, write);
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let holds = |line: &str| {
+        let (range, rest) = line.split_once(' ').unwrap();
+        let (from, to) = range.split_once('-').unwrap();
+        let [from, to] = [from, to].map(|at| u64::from_str_radix(at, 16).unwrap());
+        rest.starts_with("r-x") && (from..to).contains(&read)
+    };
+    assert!(maps.lines().any(holds), "{read:x} is no code: {maps}");
+    assert_eq!(instruction_of(std::process::id(), u32::MAX), None);
 }
 
 fn two_readers_get_a_message_once() {

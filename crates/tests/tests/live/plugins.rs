@@ -19,7 +19,6 @@ const IMPORTS: &str = r#"
     (import "undercroft" "reclaim" (func $reclaim (param i32 i64) (result i32)))
     (import "undercroft" "reclaim_now" (func $reclaim_now (param i32 i64) (result i32)))
     (import "undercroft" "prefetch" (func $prefetch (param i32 i64) (result i32)))
-    (import "undercroft" "scan" (func $scan (param i64) (result i32)))
     (import "undercroft" "get_page_state" (func $state (param i32 i64) (result i32)))
     (import "undercroft" "register_parameter"
         (func $register (param i32 i32 i64) (result i32)))
@@ -258,7 +257,7 @@ fn a_linear_prefetch_as_a_policy_file_halves_the_waits_of_a_walk() {
 }
 
 /// Policies that do harm as far as they can, by name, with what the report must say.
-const HOSTILE: [(&str, &str, &str); 10] = [
+const HOSTILE: [(&str, &str, &str); 9] = [
     ("loop", "(loop (br 0))", "failures"),
     ("trap", "(unreachable)", "failures"),
     (
@@ -313,14 +312,6 @@ const HOSTILE: [(&str, &str, &str); 10] = [
          (drop (call $prefetch (local.get $space)
             (i64.mul (local.get $page) (i64.const 4096))))",
         "prefetches_wished",
-    ),
-    // As often as there may be, and of what is in use.
-    (
-        "scans",
-        "(drop (call $scan (i64.const 10)))
-         (if (i32.eq (local.get $kind) (i32.const 14))
-            (then (drop (call $reclaim (local.get $space) (local.get $page)))))",
-        "events",
     ),
     // Below the fuel of an event, so it is never dismissed, and is always late.
     (

@@ -80,6 +80,19 @@ impl Client<'_> {
 }
 
 impl Host {
+    /// Has the user's policy, if there is one, hear between references.
+    pub(super) fn pause(
+        &mut self,
+        client: &mut Client<'_>,
+        per_reference: Time,
+    ) -> Result<(), SetupError> {
+        if client.plugin.is_some() {
+            client.advance_clock(per_reference);
+            self.leave_now(client)?;
+        }
+        Ok(())
+    }
+
     /// Has the pages leave that the user's policy wants to leave although there may be room.
     #[cold]
     pub(super) fn leave_now(&mut self, client: &mut Client<'_>) -> Result<(), SetupError> {

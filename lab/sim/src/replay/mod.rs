@@ -229,11 +229,7 @@ impl<'a> Replay<'a> {
                         }
                     }
                     Stop::Moved => host.follow(client)?,
-                    Stop::Paused if client.plugin.is_some() => {
-                        client.advance_clock(per_reference);
-                        host.leave_now(client)?;
-                    }
-                    Stop::Paused => {}
+                    Stop::Paused => host.pause(client, per_reference)?,
                     Stop::End => {
                         client.advance_clock(per_reference);
                         client.follow_pages(&host.tiers_now(client));
