@@ -203,7 +203,7 @@ pub enum Loaded {
     /// The bytes are in `dst` and verified.
     Done,
     /// The caller reads one page at `offset` of `fd` into a page-aligned buffer, then calls
-    /// `checksum`.
+    /// `unpack` and `checksum`. Several copies may be in one place.
     Read {
         /// Open for O_DIRECT reads. The tier owns it and keeps it open while it lives.
         fd: RawFd,
@@ -216,13 +216,14 @@ pub enum Loaded {
 
 /// Storage below DRAM that keeps page copies. Several threads call it at once.
 ///
-/// Six methods make a tier. Ten more have a default. Only a tier that puts work off needs its own
-/// [`Tier::dram`], for pages that wait in memory, and [`Tier::tidy`], for the work. Only one that
-/// gives space back in large pieces needs [`Tier::scattered`] and [`Tier::gathered`]. Only one
-/// whose speed is emulated needs [`Tier::reading`]. Only a remote one needs [`Tier::fetch`] and
-/// [`Tier::remote_counts`]. One that uses a file or a cluster needs [`Tier::close`]. Only one whose
-/// copies can be changed byte by byte needs [`Tier::update`]. Only one that may be given more or
-/// less room while it is used needs [`Tier::capacity`].
+/// Six methods make a tier. Eleven more have a default. Only a tier that puts work off needs its
+/// own [`Tier::dram`], for pages that wait in memory, and [`Tier::tidy`], for the work. Only one
+/// that gives space back in large pieces needs [`Tier::scattered`] and [`Tier::gathered`]. Only one
+/// whose speed is emulated needs [`Tier::reading`]. Only one that keeps several copies in one place
+/// needs [`Tier::unpack`]. Only a remote one needs [`Tier::fetch`] and [`Tier::remote_counts`]. One
+/// that uses a file or a cluster needs [`Tier::close`]. Only one whose copies can be changed byte
+/// by byte needs [`Tier::update`]. Only one that may be given more or less room while it is used
+/// needs [`Tier::capacity`].
 ///
 /// A slot may be loaded any number of times, by several threads, until it is freed. The engine
 /// frees a slot only when no load of it is in progress. A demotion may still *read* a slot that is
@@ -288,6 +289,13 @@ pub trait Tier: Send + Sync {
     /// complete before this time has passed: the emulated device is slower than the one below.
     fn reading(&self, _offset: u64, _bytes: u64) -> Nanos {
         Nanos(0)
+    }
+
+    /// Makes the page of `slot` of what was read for it ([`Loaded::Read`]), in place. The bytes may
+    /// be damaged, so the caller verifies what comes of them. False: they are no copy. Cost: none
+    /// for a copy that is a whole page; otherwise it is decompressed. No allocation, no I/O.
+    fn unpack(&self, _slot: Slot, _page: &mut [u8]) -> bool {
+        true
     }
 
     /// Begins to fetch a copy for which `load` answered [`Loaded::Fetch`]. Exactly one arrival with

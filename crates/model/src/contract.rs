@@ -74,6 +74,9 @@ impl Subject<'_> {
             Loaded::Done => {}
             Loaded::Read { fd, offset } => {
                 read_page(fd, offset, &mut page).map_err(|_| LoadError::Failed(FailKind::Io))?;
+                if !self.tier.unpack(slot, &mut page) {
+                    return Err(LoadError::Corrupt);
+                }
                 let kept = self.tier.checksum(slot, stamp).ok_or(LoadError::Corrupt)?;
                 if PageKey::KNOWN.checksum(&page[..], stamp) != kept {
                     return Err(LoadError::Corrupt);

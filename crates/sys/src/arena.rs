@@ -64,6 +64,20 @@ impl PageArena {
         self.pages_mut(index, index + 1)
     }
 
+    /// Makes page `to` one of the bytes of page `from`. False, with nothing changed, while one of
+    /// them is in flight. Cost: none if they are the same.
+    pub fn copy(&mut self, from: usize, to: usize) -> bool {
+        if !self.is_idle(from, from + 1) || !self.is_idle(to, to + 1) {
+            return false;
+        }
+        if from != to {
+            let range = self.bytes(from)..self.bytes(from + 1);
+            let to = self.bytes(to);
+            self.buffer.copy_within(range, to);
+        }
+        true
+    }
+
     /// Marks pages as the kernel's. False, with nothing marked, if one already is.
     pub(crate) fn start(&self, start: usize, end: usize) -> bool {
         if !self.is_idle(start, end) {

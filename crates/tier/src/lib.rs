@@ -25,6 +25,7 @@ pub mod nvm;
 pub mod open;
 pub mod profile;
 pub mod ram;
+pub mod read_run;
 pub mod shape;
 pub mod shared_device;
 pub mod source;

@@ -19,6 +19,7 @@ use undercroft_sys::ring::PageRing;
 use crate::mailbox::Mailbox;
 use crate::open::{OpenError, OpenTier};
 use crate::profile::{Profile, Times};
+use crate::read_run::ReadRun;
 use crate::spec::{Limit, TierSpec};
 
 /// Pages that are written, read and freed one by one; fewer if the tier is small or slow.
@@ -315,22 +316,21 @@ impl Bench<'_> {
     /// Reads pages that were written one after the other, the first of them number `first`: on a
     /// device neighbours are one request, as for a fault. All bytes are verified.
     fn read_run(&mut self, slots: &[Slot], first: usize) -> Result<(), MeasureError> {
-        let mut reads: Vec<(i32, u64, usize, usize)> = Vec::new();
+        let mut reads: Vec<ReadRun> = Vec::new();
+        let mut block_at: Vec<usize> = (0..slots.len()).collect();
         let (mailbox, mut fetched) = (Arc::new(Mailbox::default()), 0);
         for (at, slot) in slots.iter().enumerate() {
             let page = self.ring.arena_mut().page_mut(at).expect("an idle page");
             match self.tier.load(*slot, stamp(first + at), page)? {
                 Loaded::Done => {}
-                Loaded::Read { fd, offset } => match reads.last_mut() {
-                    Some((_, from, start, end))
-                        if *from + ((*end - *start) * BASE_PAGE_BYTES) as u64 == offset
-                            && *end == at
-                            && at - *start < READ_PAGES =>
-                    {
-                        *end += 1;
+                Loaded::Read { fd, offset } => {
+                    let bytes = BASE_PAGE_BYTES as u64;
+                    let join = |run: &mut ReadRun| run.join((fd, offset), at, bytes, READ_PAGES);
+                    match reads.last_mut().and_then(join) {
+                        Some(block) => block_at[at] = block,
+                        None => reads.push(ReadRun::of(fd, offset, at)),
                     }
-                    _ => reads.push((fd, offset, at, at + 1)),
-                },
+                }
                 Loaded::Fetch => {
                     let inbox: Arc<dyn Inbox> = mailbox.clone();
                     (self.tier).fetch(*slot, stamp(first + at), at as u64, &inbox);
@@ -338,13 +338,12 @@ impl Bench<'_> {
                 }
             }
         }
-        for (fd, offset, start, end) in &reads {
-            let (place, token) = ((*fd, *offset), *start as u64);
-            let least = self
-                .tier
-                .reading(*offset, ((end - start) * BASE_PAGE_BYTES) as u64);
-            let least = Duration::from_nanos(least.0);
-            let started = self.ring.read_slowly(place, *start, *end, token, least);
+        for run in &reads {
+            let (place, pages) = ((run.fd, run.offset), run.pages());
+            let bytes = (run.blocks * BASE_PAGE_BYTES) as u64;
+            let least = Duration::from_nanos(self.tier.reading(run.offset, bytes).0);
+            let token = run.first as u64;
+            let started = (self.ring).read_slowly(place, pages.start, pages.end, token, least);
             started.expect("as many operations as pages");
         }
         while self.ring.in_flight() > 0 {
@@ -357,8 +356,14 @@ impl Bench<'_> {
                 fetched -= 1;
             }
         }
-        for at in reads.iter().flat_map(|(_, _, start, end)| *start..*end) {
-            let page = self.ring.arena().pages(at, at + 1).expect("an idle page");
+        let order = |run: &ReadRun| ReadRun::order(run.first, run.items);
+        for at in reads.iter().flat_map(order) {
+            let arena = self.ring.arena_mut();
+            assert!(arena.copy(block_at[at], at), "all reads have ended");
+            let page = arena.page_mut(at).expect("an idle page");
+            if !self.tier.unpack(slots[at], page) {
+                return Err(LoadError::Corrupt.into());
+            }
             let kept = self.tier.checksum(slots[at], stamp(first + at));
             if kept != Some(self.key.checksum(page, stamp(first + at))) {
                 return Err(LoadError::Corrupt.into());

@@ -248,7 +248,7 @@ impl MeteredTier {
     /// Whether it has more space than its copies are worth, so that they should be stored together.
     pub(crate) fn is_scattered(&self) -> bool {
         let usage = self.tier.usage();
-        self.facts().grows && usage.held > space_max(usage.logical, self.tier.info().page)
+        self.facts().grows && usage.held > space_max(usage.stored, self.tier.info().page)
     }
 
     /// Its state, which the engine needs before a decision.

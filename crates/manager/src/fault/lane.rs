@@ -14,6 +14,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use undercroft_engine::LoadItem;
 use undercroft_engine::limits::LOAD_PAGES_MAX;
 use undercroft_sys::ring::PageRing;
+use undercroft_tier::read_run::ReadRun;
 
 use super::FaultThread;
 use super::install::{Load, Loads};
@@ -39,6 +40,8 @@ pub(super) struct Lane {
     installed: Instant,
     /// Reads and fetches in flight, each read of a run of items.
     in_flight: usize,
+    /// In which item's page the block arrives that an item is in.
+    block_at: [u16; LOAD_PAGES_MAX],
     /// Write-out knows of these reads, and waits for them.
     counted: bool,
 }
@@ -54,6 +57,7 @@ impl Lane {
             read_at: now,
             installed: now,
             in_flight: 0,
+            block_at: [0; LOAD_PAGES_MAX],
             counted: false,
         }
     }
@@ -122,14 +126,13 @@ impl FaultThread {
         let page_bytes = self.ring.arena().bytes(1) as u64;
         let this = &mut self.lanes[lane];
         this.in_flight = 0;
-        // A run of items whose copies follow each other on the device: (fd, offset of its end,
-        // first, count).
-        let mut run: Option<(i32, u64, usize, usize)> = None;
+        let mut run: Option<ReadRun> = None;
         let fresh = this.loads.plan.items[0].fresh;
         let mut fetches = 0;
         let tiers = &self.shared.books.tiers;
         for at in 0..this.loads.plan.items.len() {
             this.loads.states[at] = Load::Ready;
+            this.block_at[at] = at as u16;
             if fresh {
                 continue;
             }
@@ -146,19 +149,12 @@ impl FaultThread {
                 Ok(Loaded::Done) => {}
                 Ok(Loaded::Read { fd, offset }) => {
                     this.loads.states[at] = Load::Reading { again: false };
-                    match &mut run {
-                        Some((f, end, first, count))
-                            if *f == fd && *end == offset && *first + *count == at =>
-                        {
-                            *end += page_bytes;
-                            *count += 1;
-                        }
-                        _ => {
-                            if let Some(run) = run.take() {
-                                start_read(&mut self.ring, tiers, this, lane, base, run);
-                            }
-                            run = Some((fd, offset + page_bytes, at, 1));
-                        }
+                    let join =
+                        |run: &mut ReadRun| run.join((fd, offset), at, page_bytes, LOAD_PAGES_MAX);
+                    if let Some(block) = run.as_mut().and_then(join) {
+                        this.block_at[at] = block as u16;
+                    } else if let Some(run) = run.replace(ReadRun::of(fd, offset, at)) {
+                        start_read(&mut self.ring, tiers, this, lane, base, run);
                     }
                 }
                 Ok(Loaded::Fetch) => {
@@ -273,17 +269,22 @@ impl FaultThread {
         let took = this.read_at.elapsed().as_nanos() as u64;
         let of = &self.shared.books.tiers[usize::from(this.loads.plan.items[first].tier.0)];
         of.page_ins.fetch_sub(1, Ordering::Relaxed);
-        for at in first..first + count {
+        for at in ReadRun::order(first, count) {
             let retried = this.loads.states[at] == Load::Reading { again: true };
             let item = this.loads.plan.items[at];
             let metered = &self.shared.books.tiers[item.tier.0 as usize];
-            let is_right = |page: &[u8]| {
+            let block = usize::from(this.block_at[at]);
+            let arena = self.ring.arena_mut();
+            let is_right = |page: &mut [u8]| {
                 let found = self.shared.books.key.checksum(page, item.stamp);
                 metered.tier.checksum(item.slot, item.stamp) == Some(found)
             };
-            let page = self.ring.arena().pages(base + at, base + at + 1);
-            let verified = at - first < got
-                && page.is_some_and(|page| metered.facts().is_source || is_right(page));
+            let verified = block - first < got
+                && arena.copy(base + block, base + at)
+                && arena.page_mut(base + at).is_some_and(|page| {
+                    let is_whole = metered.tier.unpack(item.slot, page);
+                    is_whole && (metered.facts().is_source || is_right(page))
+                });
             metered.note_read(took);
             if verified {
                 this.loads.states[at] = Load::Ready;
@@ -295,8 +296,9 @@ impl FaultThread {
             if !retried && let Ok(Loaded::Read { fd, offset }) = reload(metered, &item) {
                 this.loads.states[at] = Load::Reading { again: true };
                 again = true;
-                let run = (fd, offset + page_bytes as u64, at, 1);
+                this.block_at[at] = at as u16;
                 let tiers = &self.shared.books.tiers;
+                let run = ReadRun::of(fd, offset, at);
                 start_read(&mut self.ring, tiers, this, lane, base, run);
                 continue;
             }
@@ -419,20 +421,21 @@ impl FaultThread {
     }
 }
 
-/// Reads a run of pages that follow each other on the device. If the tier emulates a slower one,
-/// the kernel holds the completion back.
+/// Reads a run of copies. If the tier emulates a slower one, the kernel holds the completion back.
 fn start_read(
     ring: &mut PageRing,
     tiers: &Tiers,
     lane: &mut Lane,
     index: usize,
     base: usize,
-    (fd, end, first, count): (i32, u64, usize, usize),
+    run: ReadRun,
 ) {
-    let bytes = ring.arena().bytes(count) as u64;
-    let offset = end - bytes;
-    let (from, to) = (base + first, base + first + count);
-    let token = token(index, first, count);
+    let ReadRun {
+        fd, offset, first, ..
+    } = run;
+    let bytes = ring.arena().bytes(run.blocks) as u64;
+    let (from, to) = (base + run.pages().start, base + run.pages().end);
+    let token = token(index, first, run.items);
     let metered = &tiers[usize::from(lane.loads.plan.items[first].tier.0)];
     metered.page_ins.fetch_add(1, Ordering::Relaxed);
     let least = metered.tier.reading(offset, bytes);

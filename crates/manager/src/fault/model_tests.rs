@@ -254,12 +254,14 @@ impl Bed {
         taken
     }
 
-    /// Pages for a RAM tier are compressible.
+    /// Pages for a RAM tier are compressible, and most of those for others.
     fn content(&self, number: u64) -> Content {
         if self.shared.books.tiers[0].is_memory() {
             Content::fill(number as u32)
-        } else {
+        } else if (number >> 8).is_multiple_of(5) {
             Content::numbered(number)
+        } else {
+            Content::short(number)
         }
     }
 
@@ -358,10 +360,21 @@ fn each_page_reads_as_it_was_written_from_memory() {
 
 #[test]
 fn each_page_reads_as_it_was_written_from_a_file() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let spec = format!("file:{},size=16M", folder.path().join("spill").display());
-    let came = Bed::new(&spec).run(10_000);
-    assert!(came > 5_000, "{came} pages came back");
+    for compress in ["no", "yes"] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("spill");
+        let spec = format!("file:{},size=16M,compress={compress}", path.display());
+        let bed = Bed::new(&spec);
+        let shared = bed.shared.clone();
+        let came = bed.run(10_000);
+        assert!(came > 5_000, "{came} pages came back");
+        let tier = &shared.books.tiers[0];
+        assert_eq!(
+            tier.errors.load(Ordering::Relaxed),
+            0,
+            "a page was read twice"
+        );
+    }
 }
 
 /// A page to fetch.
@@ -562,7 +575,11 @@ fn a_page_that_vanishes_is_zeros_or_poisoned() {
 fn a_thread_gets_its_page_without_fault_threads() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = format!("file:{},size=16M", folder.path().join("spill").display());
-    for tier in ["ram", &file] {
+    let packed = format!(
+        "file:{},size=16M,compress=yes",
+        folder.path().join("packed").display()
+    );
+    for tier in ["ram", &file, &packed] {
         let mut bed = Bed::new(tier);
         let tid = rustix::thread::gettid().as_raw_nonzero().get() as u32;
         let (stored, dropped) = (FIRST, FIRST.plus(1));

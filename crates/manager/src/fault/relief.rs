@@ -99,8 +99,9 @@ fn copy(shared: &Shared, entry: &Entry) -> Option<Vec<u8>> {
         Loaded::Done => Some(bytes),
         Loaded::Read { fd, offset } => {
             let sum = metered.tier.checksum(entry.slot, entry.stamp)?;
-            let bytes = read_page(fd, offset)?;
-            (shared.books.key.checksum(&bytes, entry.stamp) == sum).then_some(bytes)
+            let mut bytes = read_page(fd, offset)?;
+            let is_copy = metered.tier.unpack(entry.slot, &mut bytes);
+            (is_copy && shared.books.key.checksum(&bytes, entry.stamp) == sum).then_some(bytes)
         }
         Loaded::Fetch => None,
     }

@@ -15,6 +15,7 @@ use undercroft_engine::DemoteItem;
 use undercroft_engine::limits::DEMOTE_PAGES_MAX;
 use undercroft_sys::ring::PageRing;
 use undercroft_tier::mailbox::Mailbox;
+use undercroft_tier::read_run::ReadRun;
 
 use crate::books::metered::MeteredTier;
 
@@ -51,30 +52,14 @@ enum State {
     Ready(u64),
 }
 
-/// Pages that follow each other, here and on the device.
-#[derive(Clone, Copy, Debug)]
-struct ReadRun {
-    fd: RawFd,
-    offset: u64,
-    first: usize,
-    count: usize,
-}
-
-impl ReadRun {
-    fn goes_on(&self, fd: RawFd, offset: u64, at: usize) -> bool {
-        self.fd == fd
-            && self.offset + (self.count * BASE_PAGE_BYTES) as u64 == offset
-            && self.first + self.count == at
-            && self.count < READ_PAGES
-    }
-}
-
 /// Buffers for [`DEMOTE_PAGES_MAX`] copies, and the ring that fills them.
 pub(super) struct Copies {
     /// Of the run.
     key: PageKey,
     ring: PageRing,
     states: Vec<State>,
+    /// In which copy's page the block arrives that a copy is in.
+    block_at: Vec<usize>,
     reaped: Vec<(u64, Result<usize, i32>)>,
     to_retry: Vec<usize>,
     fetched: Arc<Mailbox>,
@@ -87,6 +72,7 @@ impl Copies {
             key: key.clone(),
             ring: PageRing::new(READS_AT_ONCE as u32, DEMOTE_PAGES_MAX, PageSize::Base)?,
             states: Vec::with_capacity(DEMOTE_PAGES_MAX),
+            block_at: Vec::with_capacity(DEMOTE_PAGES_MAX),
             reaped: Vec::with_capacity(READS_AT_ONCE),
             to_retry: Vec::new(),
             fetched: Arc::default(),
@@ -101,22 +87,20 @@ impl Copies {
     pub(super) fn read(&mut self, from: &MeteredTier, items: &[DemoteItem]) {
         assert!(items.len() <= DEMOTE_PAGES_MAX, "more copies than buffers");
         self.states.clear();
+        self.block_at.clear();
         let mut run: Option<ReadRun> = None;
         for (at, item) in items.iter().enumerate() {
             self.states.push(State::Gone);
-            let Some((fd, offset)) = self.begin(from, at, item, false) else {
+            self.block_at.push(at);
+            let Some(place) = self.begin(from, at, item, false) else {
                 continue;
             };
-            match &mut run {
-                Some(run) if run.goes_on(fd, offset, at) => run.count += 1,
-                _ => {
-                    let next = ReadRun {
-                        fd,
-                        offset,
-                        first: at,
-                        count: 1,
-                    };
-                    if let Some(run) = run.replace(next) {
+            let bytes = BASE_PAGE_BYTES as u64;
+            let join = |run: &mut ReadRun| run.join(place, at, bytes, READ_PAGES);
+            match run.as_mut().and_then(join) {
+                Some(block) => self.block_at[at] = block,
+                None => {
+                    if let Some(run) = run.replace(ReadRun::of(place.0, place.1, at)) {
                         self.start(from, items, run);
                     }
                 }
@@ -125,19 +109,14 @@ impl Copies {
         if let Some(run) = run {
             self.start(from, items, run);
         }
-        self.complete_all(items);
+        self.complete_all(from, items);
         for at in std::mem::take(&mut self.to_retry) {
             if let Some((fd, offset)) = self.begin(from, at, &items[at], true) {
-                let run = ReadRun {
-                    fd,
-                    offset,
-                    first: at,
-                    count: 1,
-                };
-                self.start(from, items, run);
+                self.block_at[at] = at;
+                self.start(from, items, ReadRun::of(fd, offset, at));
             }
         }
-        self.complete_all(items);
+        self.complete_all(from, items);
     }
 
     /// The bytes of copy `at` of the last call of [`Copies::read`], with their checksum. `None`: it
@@ -194,11 +173,11 @@ impl Copies {
     fn start(&mut self, from: &MeteredTier, items: &[DemoteItem], run: ReadRun) {
         pause_for_page_ins(from);
         while self.ring.in_flight() >= READS_AT_ONCE {
-            self.complete(items);
+            self.complete(from, items);
         }
-        let (first, end) = (run.first, run.first + run.count);
-        let token = (run.first as u64) << 16 | run.count as u64;
-        let bytes = self.ring.arena().bytes(run.count) as u64;
+        let (first, end) = (run.pages().start, run.pages().end);
+        let token = (run.first as u64) << 16 | run.items as u64;
+        let bytes = self.ring.arena().bytes(run.blocks) as u64;
         let started = match from.tier.reading(run.offset, bytes) {
             Nanos(0) => self.ring.read(run.fd, run.offset, first, end, token),
             Nanos(ns) => {
@@ -239,17 +218,17 @@ impl Copies {
         }
     }
 
-    fn complete_all(&mut self, items: &[DemoteItem]) {
+    fn complete_all(&mut self, from: &MeteredTier, items: &[DemoteItem]) {
         while self.fetches > 0 {
             self.take_fetched();
         }
         while self.ring.in_flight() > 0 {
-            self.complete(items);
+            self.complete(from, items);
         }
     }
 
     /// Waits for at least one read, and verifies what has been read.
-    fn complete(&mut self, items: &[DemoteItem]) {
+    fn complete(&mut self, from: &MeteredTier, items: &[DemoteItem]) {
         let _ = self.ring.submit(1);
         let mut reaped = std::mem::take(&mut self.reaped);
         reaped.clear();
@@ -257,21 +236,26 @@ impl Copies {
         for (token, result) in &reaped {
             let (first, count) = ((token >> 16) as usize, (token & 0xffff) as usize);
             let got = result.unwrap_or(0) / self.ring.arena().bytes(1);
-            for (at, item) in items.iter().enumerate().skip(first).take(count) {
-                self.read_done(at, item, at - first < got);
+            for at in ReadRun::order(first, count) {
+                let whole = self.block_at[at] - first < got;
+                self.read_done(from, at, &items[at], whole);
             }
         }
         self.reaped = reaped;
     }
 
     /// * `whole`: all its bytes came.
-    fn read_done(&mut self, at: usize, item: &DemoteItem, whole: bool) {
+    fn read_done(&mut self, from: &MeteredTier, at: usize, item: &DemoteItem, whole: bool) {
         let State::Reading { sum, again } = self.states[at] else {
             return;
         };
-        let page = self.ring.arena().pages(at, at + 1);
-        let verified = page.is_some_and(|page| self.key.checksum(page, item.stamp) == sum);
-        self.states[at] = if whole && verified {
+        let arena = self.ring.arena_mut();
+        let verified = whole
+            && arena.copy(self.block_at[at], at)
+            && arena.page_mut(at).is_some_and(|page| {
+                from.tier.unpack(item.slot, page) && self.key.checksum(page, item.stamp) == sum
+            });
+        self.states[at] = if verified {
             State::Ready(sum)
         } else {
             State::Bad
@@ -335,14 +319,63 @@ mod tests {
 
     /// A file with pages; `waiting` of them may wait in memory.
     fn file(folder: &std::path::Path, waiting: usize) -> (MeteredTier, Vec<DemoteItem>) {
+        let tier = empty(folder, waiting, false);
+        let items = stored(&tier, page);
+        (MeteredTier::new(Box::new(tier), None), items)
+    }
+
+    fn empty(folder: &std::path::Path, waiting: usize, packs: bool) -> FileTier {
         let path = folder.join("tier");
         let backing = Backing::open(&path, Some(Bytes(8 << 20))).expect("a file");
+        let backing = backing.packing(packs);
         let table = FileTier::table_bytes(&backing);
         let memory = SharedMemory::create("uc-test-table", table).expect("a memfd");
         let tier = FileTier::new(backing, memory, &PageKey::KNOWN).expect("an empty tier");
-        let tier = tier.write_behind(waiting);
-        let items = stored(&tier, page);
-        (MeteredTier::new(Box::new(tier), None), items)
+        tier.write_behind(waiting)
+    }
+
+    /// Copies in few blocks: a damaged block costs all of its pages, and no others.
+    #[test]
+    fn copies_that_share_blocks_are_read_in_any_order() {
+        let folder = tempfile::tempdir_in("/var/tmp").expect("a scratch folder");
+        let tier = empty(folder.path(), 0, true);
+        let pages: Vec<_> = (0..PAGES).map(page).collect();
+        let mut batch: Vec<_> = pages
+            .iter()
+            .map(|page| Store {
+                page,
+                stamp: STAMP,
+                checksum: PageKey::KNOWN.checksum(page, STAMP),
+                result: Err(StoreError::Full),
+            })
+            .collect();
+        tier.store(&mut batch);
+        let item = |(no, store): (usize, &Store<'_>)| DemoteItem {
+            no: PageNo(no as u32),
+            tier: TierId(0),
+            slot: store.result.expect("room for a page"),
+            stamp: STAMP,
+            selected: 0,
+        };
+        let mut items: Vec<_> = batch.iter().enumerate().map(item).collect();
+        let tier = MeteredTier::new(Box::new(tier), None);
+        let place = |item: &DemoteItem| tier.tier.load(item.slot, STAMP, &mut []).expect("a place");
+        assert!(tier.tier.usage().stored.0 * 3 < tier.tier.usage().logical.0);
+        let bad = place(&items[50]);
+        damage(&tier, &items[50]);
+        items.swap(3, 70);
+        items[20..40].reverse();
+        let mut copies = Copies::new(&PageKey::KNOWN).expect("a ring");
+        for _ in 0..3 {
+            copies.read(&tier, &items);
+            for (at, item) in items.iter().enumerate() {
+                match copies.get(at) {
+                    None => assert_eq!(place(item), bad, "copy {at} is not there"),
+                    Some((bytes, _)) => assert_eq!(bytes, pages[item.no.0 as usize], "copy {at}"),
+                }
+            }
+            assert!((2..=7).contains(&(0..PAGES).filter(|at| copies.is_bad(*at)).count()));
+        }
     }
 
     /// Changes a byte of a copy. The file has no name any more.

@@ -21,7 +21,7 @@ use undercroft_tests::{
 const MANY: [&str; 2] = ["--takeovers-max", "1000000"];
 
 /// The options of a run whose manager is killed up to `most` times: none if the default will do.
-fn allowed(most: u64) -> &'static [&'static str] {
+pub(crate) fn allowed(most: u64) -> &'static [&'static str] {
     if most < 900 { &[] } else { &MANY }
 }
 
@@ -32,7 +32,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const TAKEN_OVER: Duration = Duration::from_secs(100);
 
 /// Kills of one test; `share` of 100 are this test's.
-fn kills(share: u64) -> u64 {
+pub(crate) fn kills(share: u64) -> u64 {
     (setting("UNDERCROFT_TEST_KILLS", 24) * share / 100).max(3)
 }
 
@@ -221,7 +221,7 @@ fn memory_is_right_whenever_the_manager_is_killed() {
 }
 
 /// Starts `holdcheck`, and waits until it has filled its memory.
-fn start_ready(job: &Job) -> Running {
+pub(crate) fn start_ready(job: &Job) -> Running {
     let mut run = job.start();
     run.until("its memory", 60, |run| {
         let said = std::fs::read_to_string(run.scratch().join("output"));

@@ -5,6 +5,8 @@ use undercroft_tests::{
     turn, undercroft,
 };
 
+use crate::takeover::{allowed, kills, start_ready, told, under_kills, wait_for_end};
+
 /// Goes round 96 MiB of words that are checked, in 24 MiB of memory.
 fn loop_over(tiers: &[&str], options: &[&str]) -> Outcome {
     touches(&["96", "--rounds", "5"], tiers, options)
@@ -68,6 +70,68 @@ fn nvm_alone_keeps_every_byte_and_is_reported_as_emulated() {
         let left = std::fs::read_dir(folder.path()).expect("a folder").count();
         assert_eq!(left, 0, "something is left behind");
     }
+}
+
+/// The same program over a file that packs its pages and one that does not: every word is right,
+/// and the first is written much less, and counts what its blocks take.
+#[test]
+fn packed_files_keep_every_byte_in_fewer_blocks() {
+    turn!(beside_others, "a plain run has no tiers");
+    let folder = tempfile::tempdir_in("/var/tmp").expect("a scratch folder");
+    let path = folder.path().join("spill").display().to_string();
+    let bytes = |compress: &str, data: &[&str]| {
+        let program = [&["96", "--rounds", "3"], data].concat();
+        let file = format!("file:{path},size=1G,compress={compress}");
+        let outcome = touches(&program, &[&file], &[]);
+        let tier = tier(&outcome, 0);
+        assert_eq!(tier["errors"], 0, "{outcome}");
+        assert!(tier["reads"].as_u64() > Some(10_000), "{outcome}");
+        let of = |name: &str| tier[name].as_u64().expect("a size");
+        (
+            of("logical_bytes_peak"),
+            of("stored_bytes_peak"),
+            of("written_bytes"),
+        )
+    };
+    let plain = bytes("no", &[]);
+    assert_eq!(plain.0, plain.1, "{plain:?}");
+    let packed = bytes("yes", &[]);
+    assert!(packed.1 * 3 < packed.0, "{packed:?}");
+    assert!(packed.2 * 3 < plain.2, "{packed:?} beside {plain:?}");
+    // Pages that do not compress are in blocks of their own; the program has a few others.
+    let noise = bytes("yes", &["--random-data"]);
+    assert!(noise.1 * 100 >= noise.0 * 99, "{noise:?}");
+}
+
+/// Several pages in one block of a file, of which each successor finds those that are in use.
+#[test]
+fn packed_copies_are_right_whenever_the_manager_is_killed() {
+    turn!(beside_others, "a plain run has no manager");
+    let most = kills(20);
+    let scratch = tempfile::tempdir_in("/var/tmp").expect("a scratch folder");
+    let evidence = scratch.path().join("evidence");
+    let spill = scratch.path().join("spill");
+    let job = Job::new(build("holdcheck"))
+        .arg("48")
+        .arg(&evidence)
+        .arg((3 + most / 7).to_string())
+        .limit(16 * MIB)
+        .options(allowed(most))
+        .tier(&format!("file:{},size=2G,compress=yes", spill.display()))
+        .timeout(60 + most);
+    let run = start_ready(&job);
+    let pid = run.keeper();
+    let killed = under_kills(&run, 3, most, |_| wait_for_end(pid, most));
+    let outcome = run.wait();
+    let seen = std::fs::read_to_string(&evidence).unwrap_or_default();
+    assert!(seen.is_empty(), "{seen}\n{outcome}");
+    let outcome = outcome.expect(0);
+    if let Some(report) = &outcome.report {
+        let of = |name: &str| report["tiers"][0][name].as_u64().expect("a size");
+        let (logical, stored) = (of("logical_bytes_peak"), of("stored_bytes_peak"));
+        assert!(stored * 10 < logical * 9, "{outcome}"); // half of its pages do not compress
+    }
+    told("holdcheck on a packed file", killed, &outcome);
 }
 
 /// Memory, nvm and a file are each too small for all of it, so pages move through all three.

@@ -23,6 +23,7 @@ pub struct Backing {
     block_device: bool,
     direct: bool,
     page: PageSize,
+    packs: bool,
 }
 
 /// Why a file or device cannot be used; the text names the fix.
@@ -126,6 +127,7 @@ impl Backing {
             block_device,
             direct,
             page: PageSize::Base,
+            packs: false,
         })
     }
 
@@ -142,6 +144,7 @@ impl Backing {
             block_device,
             file,
             page: PageSize::Base,
+            packs: false,
         })
     }
 
@@ -150,6 +153,16 @@ impl Backing {
         self.page = page;
         self.bytes = self.bytes / slab_bytes(page) * slab_bytes(page);
         self
+    }
+
+    /// Keeps several compressed pages in one block, where they are short enough. For base pages.
+    pub fn packing(mut self, packs: bool) -> Backing {
+        self.packs = packs;
+        self
+    }
+
+    pub(super) fn packs(&self) -> bool {
+        self.packs && self.page == PageSize::Base
     }
 
     pub(super) fn page(&self) -> PageSize {

@@ -8,7 +8,7 @@
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*, fence};
 
-use undercroft_base::{BASE_PAGE_BYTES, Bytes, PageKey, Stamp};
+use undercroft_base::{BASE_PAGE_BYTES, Bytes};
 use undercroft_sys::mapping::SharedMemory;
 
 use super::{BATCH_PAGES, PAGE_WORDS};
@@ -103,18 +103,20 @@ impl Behind {
 
     /// Copies the page of `slot` out. `None`: it does not wait, so it is on the device. False: its
     /// bytes are not the expected ones.
+    ///
+    /// * `verify`: makes the page of the bytes of its block, if it is the expected one.
     pub(super) fn load(
         &self,
         table: &SharedMemory,
         slot: u64,
-        (key, stamp, checksum): (&PageKey, Stamp, u64),
         dst: &mut [u8],
+        verify: impl Fn(&mut [u8]) -> bool,
     ) -> Option<bool> {
         loop {
             let place = self.find(table, slot)?;
             table.bytes_out(self.page_at(place), dst);
             fence(Acquire); // the check below comes after the copy
-            if key.checksum(dst, stamp) == checksum {
+            if verify(dst) {
                 return Some(true);
             }
             // Was the page written meanwhile, and its place given to another?

@@ -6,7 +6,7 @@
 //! slot table:  | superblock 4 KiB | slots in use, 1 bit each | slabs with space, 1 bit each
 //!              | checksums, 8 bytes a slot | pages that wait to be written, 1 MiB |
 //! superblock:  | magic | slabs | quota and slabs with space | slots in use | mark | grant |
-//!              8 bytes each
+//!              | packed |   8 bytes each
 //! ```
 //! A slab of large pages has 64 slots, and none waits to be written: a large page is a large write.
 //!
@@ -22,6 +22,9 @@
 //! that holds for slots at once, and for slabs as they come free. What a tier has beyond the first
 //! quota it uses densely, so that it can be given back.
 //!
+//! A tier that packs ([`Backing::packing`]) has several compressed pages in a slot: see
+//! `parts.rs`. Then "block" is a slot of the above, and a slot is a part of a block.
+//!
 //! Locks: `writer` is held during I/O; only `store` takes it. `slabs` is held for bookkeeping only.
 //! `free` takes only `slabs` and does no I/O, so it may be called from anywhere.
 
@@ -29,41 +32,45 @@ mod backing;
 mod behind;
 mod meter;
 #[cfg(test)]
+mod packed_tests;
+mod parts;
+#[cfg(test)]
 mod quota_tests;
 mod room;
 mod slabs;
 mod table;
 #[cfg(test)]
 mod tests;
+mod write;
 
-use std::io::IoSlice;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::io::Errno;
 use undercroft_base::{
-    BASE_PAGE_BYTES, Bytes, FailKind, LatencyClass, LoadError, Loaded, Nanos, PageKey, PageSize,
-    Slot, Stamp, Store, StoreError, Tier, TierFacts, TierInfo, TierUsage,
+    BASE_PAGE_BYTES, Bytes, LatencyClass, LoadError, Loaded, Nanos, PageKey, PageSize, Slot, Stamp,
+    Store, StoreError, Tier, TierFacts, TierInfo, TierUsage,
 };
 use undercroft_sys::mapping::{PageBuf, SharedMemory};
 
-use crate::shape::{Shape, wait_until};
+use crate::shape::Shape;
 pub use backing::{Backing, BackingError};
 use behind::Behind;
 pub use behind::WAITING_PAGES_MAX;
 use meter::Counters;
 pub use meter::{FileCounts, FileMeter};
+use parts::Parts;
 pub use room::{Room, Taken};
 use slabs::{Bitmaps, Slabs};
-use table::{behind_word, bitmaps_of, checked_slabs, checksums_word, quota_of};
+use table::{behind_word, bitmaps_of, checked_slabs, checksums_word, parts_word, quota_of};
+use write::Writer;
 
-/// Most bytes of space that a tier should have whose copies are of `logical`: twice that, and
-/// 64 slabs. It may have more until the copies that are left are stored together.
-pub fn space_max(logical: Bytes, page: PageSize) -> Bytes {
-    let slots = logical.0 / page.bytes() as u64;
+/// Most bytes of space that a tier should have whose copies take `stored`: twice that, and 64
+/// slabs. It may have more until the copies that are left are stored together.
+pub fn space_max(stored: Bytes, page: PageSize) -> Bytes {
+    let slots = stored.0 / page.bytes() as u64;
     Bytes(slabs::slabs_max(slots, slab_slots(page)) * slab_bytes(page))
 }
 
@@ -82,8 +89,6 @@ pub(crate) const fn slab_bytes(page: PageSize) -> u64 {
 }
 /// Base pages written at a time.
 const BATCH_PAGES: usize = 256;
-/// How often one write is continued after a short or interrupted one.
-const WRITE_TRIES: u32 = 4;
 /// Empty slabs that keep their space, so that a tier does not discard what it will write next. A
 /// busy tier keeps as many as are in use.
 const DIRTY_SLABS_KEPT: usize = 16;
@@ -93,14 +98,9 @@ const DISCARDS_AT_ONCE: usize = 2;
 const DISCARDS_OVER: usize = 16;
 /// Most slabs that are reserved before they are needed.
 const RESERVE_MAX: u32 = 64;
-/// After a failed write, `store` answers `Full` at once for this long. Doubled with each further
-/// failure.
-const PAUSE_FIRST: Duration = Duration::from_millis(50);
-/// Longest such pause.
-const PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// First word of the slot table: "UCSLOT" and the version of the layout above.
-const MAGIC: u64 = u64::from_le_bytes(*b"UCSLOT\x04\x00");
+const MAGIC: u64 = u64::from_le_bytes(*b"UCSLOT\x05\x00");
 /// The version in it.
 pub const VERSION: u64 = MAGIC >> 48;
 /// Facts of a file or block device.
@@ -114,6 +114,7 @@ const QUOTA_WORD: usize = 2;
 const USED_WORD: usize = 3;
 const MARK_WORD: usize = 4;
 const GRANT_WORD: usize = 5;
+const PACKED_WORD: usize = 6;
 const PAGE_WORDS: usize = BASE_PAGE_BYTES / 8;
 
 /// Why a file tier could not be made.
@@ -126,8 +127,8 @@ pub enum FileTierError {
     #[error("the shared memory holds no slot table for this file")]
     NotASlotTable,
     /// More slots than a page entry can name.
-    #[error("{0} is too large for a file tier; give size= up to {max}", max = Bytes(SIZE_MAX))]
-    TooLarge(Bytes),
+    #[error("{0} is too large for a file tier; give size= up to {1}")]
+    TooLarge(Bytes, Bytes),
     /// No memory for the write buffer.
     #[error("cannot get memory for writing: {0}")]
     Memory(std::io::Error),
@@ -145,6 +146,8 @@ pub struct FileTier {
     slot_count: u64,
     checksums_word: usize,
     slabs: Mutex<Slabs>,
+    /// Of a packed tier.
+    parts: Option<Parts>,
     behind: Behind,
     key: PageKey,
     shape: Option<Shape>,
@@ -154,53 +157,23 @@ pub struct FileTier {
     counters: Arc<Counters>,
 }
 
-/// Working state of the one thread that stores at a time.
-struct Writer {
-    /// Copies of the pages in hand, aligned as the device needs them.
-    pages: PageBuf,
-    /// Slots of the part in hand.
-    slots: Vec<u64>,
-    /// Writes of the part in hand.
-    runs: Vec<WriteRun>,
-    /// While `store` refuses at once: until when, and how many writes in a row failed.
-    paused: Option<(Instant, u32)>,
-    /// The file's space up to this offset was asked for in large pieces ([`Backing::reserve`]).
-    reserved: u64,
-}
-
-impl Writer {
-    /// Asks for the space of all slabs up to `end` that are new, before one of them is written.
-    fn reserve(&mut self, backing: &Backing, end: u64) {
-        if end > self.reserved {
-            backing.reserve(self.reserved, end - self.reserved);
-            self.reserved = end;
-        }
-    }
-}
-
-/// A write: pages `start..end` to consecutive slots.
-#[derive(Clone, Copy, Debug)]
-struct WriteRun {
-    start: usize,
-    end: usize,
-    slot: u64,
-    /// How many pages from `start` are on the device.
-    done: usize,
-    tries: u32,
-    failed: Option<FailKind>,
-}
-
 impl FileTier {
     /// Length of the slot table for this file.
     pub fn table_bytes(backing: &Backing) -> usize {
         let slabs = (backing.bytes().0 / slab_bytes(backing.page())) as usize;
-        (behind_word(slabs, slab_slots(backing.page())) + behind::WORDS) * 8
+        let packed = if backing.packs() {
+            Parts::words(slabs)
+        } else {
+            0
+        };
+        (parts_word(slabs, slab_slots(backing.page())) + packed) * 8
     }
 
     /// A new, empty tier. `table`: all zeros, [`FileTier::table_bytes`] long.
     pub fn new(backing: Backing, table: SharedMemory, key: &PageKey) -> Made {
         let slabs = checked_slabs(&backing, &table)?;
         table.words()[SLABS_WORD].store(u64::from(slabs), Relaxed);
+        table.words()[PACKED_WORD].store(u64::from(backing.packs()), Relaxed);
         quota_of(&table).begin(slabs);
         table.words()[MAGIC_WORD].store(MAGIC, Relaxed);
         FileTier::with_table(backing, table, slabs, key)
@@ -215,6 +188,7 @@ impl FileTier {
         let words = table.words();
         if words[MAGIC_WORD].load(Relaxed) != MAGIC
             || words[SLABS_WORD].load(Relaxed) != u64::from(slabs)
+            || words[PACKED_WORD].load(Relaxed) != u64::from(backing.packs())
         {
             return Err(FileTierError::NotASlotTable);
         }
@@ -232,7 +206,13 @@ impl FileTier {
         let page = backing.page();
         let slots = slab_slots(page);
         let slot_count = u64::from(slab_count) * u64::from(slots);
-        let slabs = Slabs::from_bitmaps(bitmaps_of(&table, slab_count, slots), slab_count);
+        let bitmaps = bitmaps_of(&table, slab_count, slots);
+        let packed = backing.packs().then(|| {
+            let parts = Parts::over(parts_word(slab_count as usize, slots), slab_count);
+            parts.recover(&table, bitmaps, bitmaps.end());
+            parts
+        });
+        let slabs = Slabs::from_bitmaps(bitmaps, slab_count);
         let buffer = PageBuf::new(page.at_once(BATCH_PAGES), page);
         let tier = FileTier {
             info: TierInfo {
@@ -250,13 +230,11 @@ impl FileTier {
             behind: Behind::over(&table, behind_word(slab_count as usize, slots)),
             key: key.clone(),
             shape: None,
-            writer: Mutex::new(Writer {
-                pages: buffer.map_err(FileTierError::Memory)?,
-                slots: Vec::with_capacity(BATCH_PAGES),
-                runs: Vec::with_capacity(BATCH_PAGES),
-                paused: None,
-                reserved: u64::from(slabs.spare().end) * slab_bytes(page),
-            }),
+            writer: Mutex::new(Writer::new(
+                buffer.map_err(FileTierError::Memory)?,
+                u64::from(slabs.spare().end) * slab_bytes(page),
+            )),
+            parts: packed,
             slabs: Mutex::new(slabs),
             counters: Arc::default(),
             table,
@@ -312,10 +290,47 @@ impl FileTier {
         for (word, bits) in bitmaps.slots.iter().enumerate() {
             let mut bits = bits.load(Relaxed);
             while bits != 0 {
-                visit(Slot(word as u64 * 64 + u64::from(bits.trailing_zeros())));
+                self.for_each_part(
+                    word as u64 * 64 + u64::from(bits.trailing_zeros()),
+                    &mut visit,
+                );
                 bits &= bits - 1;
             }
         }
+    }
+
+    /// Calls `visit` with every slot of a block that is in use.
+    fn for_each_part(&self, block: u64, mut visit: impl FnMut(Slot)) {
+        let Some(parts) = &self.parts else {
+            return visit(Slot(block));
+        };
+        let mut bits = parts.of_block(&self.table, block);
+        while bits != 0 {
+            visit(Parts::slot(block, bits.trailing_zeros() as u8));
+            bits &= bits - 1;
+        }
+    }
+
+    /// The slot of a part of a block; in a tier that is not packed, the block itself.
+    fn slot(&self, block: u64, part: u8) -> Slot {
+        match self.parts {
+            Some(_) => Parts::slot(block, part),
+            None => Slot(block),
+        }
+    }
+
+    fn block_of(&self, slot: Slot) -> u64 {
+        match self.parts {
+            Some(_) => Parts::block(slot),
+            None => slot.0,
+        }
+    }
+
+    /// The word of the slot table with the checksum of a slot.
+    fn sum_word(&self, slot: Slot) -> &AtomicU64 {
+        let of_part = self.parts.as_ref().and_then(|parts| parts.sum_word(slot));
+        let of_block = || self.checksums_word + self.block_of(slot) as usize;
+        &self.table.words()[of_part.unwrap_or_else(of_block)]
     }
 
     fn bitmaps(&self) -> Bitmaps<'_> {
@@ -363,231 +378,6 @@ impl FileTier {
             // It cannot fail for long: the counter of an eventfd is far from full.
             let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
         }
-    }
-
-    fn store_part(&self, batch: &mut [Store<'_>], writer: &mut Writer) {
-        if let Some((until, _)) = writer.paused
-            && Instant::now() < until
-        {
-            self.counters
-                .pages_paused
-                .fetch_add(batch.len() as u64, Relaxed);
-            return;
-        }
-        if self.behind.is_on() {
-            self.store_behind(batch, writer)
-        } else {
-            self.store_directly(batch, writer)
-        }
-    }
-
-    /// Writes the batch at once: from where its pages are, if the device can read them there.
-    fn store_directly(&self, batch: &mut [Store<'_>], writer: &mut Writer) {
-        self.take_slots(batch, writer);
-        let given = &batch[..writer.slots.len()];
-        if given.iter().all(is_aligned) {
-            let parts: Vec<IoSlice<'_>> = given.iter().map(|it| IoSlice::new(it.page)).collect();
-            self.write_runs(writer, Some(&parts));
-        } else {
-            for (at, item) in given.iter().enumerate() {
-                writer.pages.page_mut(at).copy_from_slice(item.page);
-            }
-            self.write_runs(writer, None);
-        }
-        self.give_results(batch, writer);
-    }
-
-    /// Takes slots for as many pages of the batch as possible, and computes their checksums.
-    /// Results are Full at first, so the other pages' stay so.
-    fn take_slots(&self, batch: &[Store<'_>], writer: &mut Writer) {
-        writer.slots.clear();
-        let end = {
-            let mut slabs = self.lock_slabs();
-            slabs.alloc(self.bitmaps(), batch.len(), &mut writer.slots);
-            self.publish(&slabs);
-            slabs.spare().end
-        };
-        self.ring();
-        writer.reserve(&self.backing, u64::from(end) * self.slab_bytes());
-        for (item, &slot) in batch.iter().zip(&writer.slots) {
-            let word = &self.table.words()[self.checksums_word + slot as usize];
-            word.store(item.checksum, Relaxed);
-            self.behind.forget(&self.table, slot);
-        }
-    }
-
-    /// Adds the batch to the waiting pages, and writes all when there are enough. A large batch is
-    /// written at once. So is a batch for which no places are free because the waiting pages cannot
-    /// be written.
-    fn store_behind(&self, batch: &mut [Store<'_>], writer: &mut Writer) {
-        let stuck = self.behind.is_full() || self.behind.lacks(batch.len());
-        let written = !stuck || self.write_waiting(writer).is_ok();
-        if !written || self.behind.is_enough(batch.len()) {
-            return self.store_directly(batch, writer);
-        }
-        self.take_slots(batch, writer);
-        for (item, &slot) in batch.iter_mut().zip(&writer.slots) {
-            self.behind.add(&self.table, slot, item.page);
-            item.result = Ok(Slot(slot));
-        }
-        if !self.behind.is_full() {
-            return;
-        }
-        let Err(kind) = self.write_waiting(writer) else {
-            writer.paused = None;
-            return;
-        };
-        // Refused pages of this batch stay with the caller: their slots are freed, and they do not
-        // wait. Refused pages of earlier batches stay here.
-        let mut refused = 0;
-        let mut slabs = self.lock_slabs();
-        for (_, slot) in self.behind.waiting(&self.table) {
-            let of = batch.iter_mut().find(|item| item.result == Ok(Slot(slot)));
-            if let Some(item) = of {
-                item.result = Err(StoreError::Failed(kind));
-                refused += 1;
-                slabs.free(self.bitmaps(), slot);
-            }
-        }
-        self.publish(&slabs);
-        drop(slabs);
-        if refused > 0 {
-            self.failed(kind, refused, writer);
-        }
-    }
-
-    /// Writes all waiting pages. Error: some of them still wait.
-    fn write_waiting(&self, writer: &mut Writer) -> Result<(), FailKind> {
-        let (mut places, mut count) = ([0; WAITING_PAGES_MAX], 0);
-        writer.slots.clear();
-        for (place, slot) in self.behind.waiting(&self.table) {
-            if !self.bitmaps().is_taken(slot) {
-                self.behind.remove(&self.table, place); // freed while it waited
-                continue;
-            }
-            let page = writer.pages.page_mut(count);
-            self.behind.copy(&self.table, place, page);
-            writer.slots.push(slot);
-            places[count] = place;
-            count += 1;
-        }
-        self.write_runs(writer, None);
-        let mut result = Ok(());
-        for run in &writer.runs {
-            for (at, place) in places.iter().enumerate().take(run.end).skip(run.start) {
-                match run.failed {
-                    Some(kind) if at >= run.start + run.done => result = Err(kind),
-                    _ => self.behind.remove(&self.table, *place),
-                }
-            }
-        }
-        self.behind.rewind(&self.table);
-        result
-    }
-
-    /// Writes the pages in hand to their slots. Each run ends complete, or with `failed` set.
-    ///
-    /// By plain system calls: a batch is mostly one run, and the caller waits for it anyway.
-    ///
-    /// * `given`: where the pages are; `None`: copies of them are in the writer's buffer.
-    fn write_runs(&self, writer: &mut Writer, given: Option<&[IoSlice<'_>]>) {
-        let page = self.page_bytes();
-        writer.runs.clear();
-        for (at, &slot) in writer.slots.iter().enumerate() {
-            match writer.runs.last_mut() {
-                Some(run) if run.slot + (at - run.start) as u64 == slot => run.end = at + 1,
-                _ => writer.runs.push(WriteRun {
-                    start: at,
-                    end: at + 1,
-                    slot,
-                    done: 0,
-                    tries: 0,
-                    failed: None,
-                }),
-            }
-        }
-        let mut end = None;
-        for run in &mut writer.runs {
-            if let Some(shape) = &self.shape {
-                let bytes = ((run.end - run.start) * page) as u64;
-                end = end.max(Some(shape.write(run.slot * page as u64, bytes)));
-            }
-            while run.failed.is_none() && run.start + run.done < run.end {
-                run.tries += 1;
-                let offset = (run.slot + run.done as u64) * page as u64;
-                let (from, file) = (run.start + run.done, self.backing.file());
-                let written = match given {
-                    Some(parts) => rustix::io::pwritev(file, &parts[from..run.end], offset),
-                    None => {
-                        let bytes = &writer.pages[from * page..run.end * page];
-                        rustix::io::pwrite(file, bytes, offset)
-                    }
-                };
-                self.counters.writes.fetch_add(1, Relaxed);
-                match written {
-                    Ok(written) => {
-                        let bytes = &self.counters.bytes_written;
-                        bytes.fetch_add(written as u64, Relaxed);
-                        run.done += written / page;
-                    }
-                    Err(Errno::INTR | Errno::AGAIN) => {}
-                    Err(errno) => run.failed = Some(fail_kind(errno)),
-                }
-                // A short write: trying the rest shows what stopped it.
-                if run.tries >= WRITE_TRIES && run.start + run.done < run.end {
-                    run.failed.get_or_insert(FailKind::Io);
-                }
-            }
-        }
-        if let Some(end) = end {
-            wait_until(end);
-        }
-    }
-
-    /// Fills in the results, frees the slots of pages that were not written, and decides on a
-    /// pause.
-    fn give_results(&self, batch: &mut [Store<'_>], writer: &mut Writer) {
-        let (mut failure, mut refused) = (None, 0);
-        for run in &writer.runs {
-            let items = batch.iter_mut().zip(&writer.slots);
-            for (at, (item, &slot)) in items.enumerate().take(run.end).skip(run.start) {
-                item.result = match run.failed {
-                    Some(kind) if at >= run.start + run.done => {
-                        failure = Some(kind);
-                        refused += 1;
-                        Err(StoreError::Failed(kind))
-                    }
-                    _ => Ok(Slot(slot)),
-                };
-            }
-        }
-        let Some(kind) = failure else {
-            writer.paused = None;
-            return;
-        };
-        let mut slabs = self.lock_slabs();
-        for (item, &slot) in batch.iter().zip(&writer.slots) {
-            if item.result.is_err() {
-                slabs.free(self.bitmaps(), slot);
-            }
-        }
-        self.publish(&slabs);
-        drop(slabs);
-        self.failed(kind, refused, writer);
-    }
-
-    /// The device refused `pages` of a batch: the next ones are refused at once for a while.
-    fn failed(&self, kind: FailKind, pages: usize, writer: &mut Writer) {
-        let counter = match kind {
-            FailKind::NoSpace => &self.counters.pages_no_space,
-            FailKind::Io => &self.counters.pages_failed,
-        };
-        counter.fetch_add(pages as u64, Relaxed);
-        let times = writer.paused.map_or(0, |(_, times)| times);
-        let pause = PAUSE_FIRST
-            .saturating_mul(1 << times.min(10))
-            .min(PAUSE_MAX);
-        writer.paused = Some((Instant::now() + pause, times + 1));
     }
 
     /// Gives back the space that was reserved beyond all slabs in use.
@@ -653,11 +443,11 @@ impl Tier for FileTier {
     }
 
     fn usage(&self) -> TierUsage {
-        let slots = self.table.words()[USED_WORD].load(Relaxed);
-        let logical = Bytes(slots * self.page_bytes() as u64);
+        let blocks = self.table.words()[USED_WORD].load(Relaxed);
+        let pages = self.parts.as_ref().map_or(blocks, Parts::live);
         TierUsage {
-            logical,
-            stored: logical,
+            logical: Bytes(pages * self.page_bytes() as u64),
+            stored: Bytes(blocks * self.page_bytes() as u64),
             held: Bytes(self.held.load(Relaxed)),
         }
     }
@@ -713,7 +503,7 @@ impl Tier for FileTier {
         let each = u64::from(slab_slots(self.info.page));
         let slots = |slab: u32| {
             let first = u64::from(slab) * each;
-            Slot(first)..Slot(first + each)
+            self.slot(first, 0)..self.slot(first + each, 0)
         };
         slabs.into_iter().map(slots).collect()
     }
@@ -724,13 +514,14 @@ impl Tier for FileTier {
 
     fn load(&self, slot: Slot, stamp: Stamp, dst: &mut [u8]) -> Result<Loaded, LoadError> {
         let checksum = self.checksum(slot, stamp).ok_or(LoadError::Corrupt)?;
-        let behind = self
-            .behind
-            .load(&self.table, slot.0, (&self.key, stamp, checksum), dst);
+        let block = self.block_of(slot);
+        let behind = self.behind.load(&self.table, block, dst, |page| {
+            self.unpack(slot, page) && self.key.checksum(page, stamp) == checksum
+        });
         match behind {
             None => Ok(Loaded::Read {
                 fd: self.backing.file().as_raw_fd(),
-                offset: slot.0 * self.page_bytes() as u64,
+                offset: block * self.page_bytes() as u64,
             }),
             Some(true) => Ok(Loaded::Done),
             Some(false) => Err(LoadError::Corrupt),
@@ -745,29 +536,23 @@ impl Tier for FileTier {
         Nanos(left.as_nanos() as u64)
     }
 
+    fn unpack(&self, slot: Slot, page: &mut [u8]) -> bool {
+        self.parts.is_none() || parts::unpack(slot, page)
+    }
+
     fn checksum(&self, slot: Slot, _stamp: Stamp) -> Option<u64> {
-        let known = slot.0 < self.slot_count && self.bitmaps().is_taken(slot.0);
-        known.then(|| self.table.words()[self.checksums_word + slot.0 as usize].load(Relaxed))
+        let known = match &self.parts {
+            Some(parts) => parts.is_taken(&self.table, slot),
+            None => slot.0 < self.slot_count && self.bitmaps().is_taken(slot.0),
+        };
+        known.then(|| self.sum_word(slot).load(Relaxed))
     }
 
     fn free(&self, slots: &[Slot]) {
         let mut slabs = self.lock_slabs();
         for slot in slots {
-            slabs.free(self.bitmaps(), slot.0);
+            self.free_slot(&mut slabs, *slot);
         }
         self.publish(&slabs);
-    }
-}
-
-/// A device with O_DIRECT reads whole pages.
-fn is_aligned(item: &Store<'_>) -> bool {
-    item.page.as_ptr().addr().is_multiple_of(BASE_PAGE_BYTES)
-}
-
-fn fail_kind(errno: Errno) -> FailKind {
-    match errno {
-        // EFBIG: a limit on file sizes. For us it is the same as a full file system.
-        Errno::NOSPC | Errno::DQUOT | Errno::FBIG => FailKind::NoSpace,
-        _ => FailKind::Io,
     }
 }

@@ -112,6 +112,11 @@ impl Bitmaps<'_> {
         is_set(self.slots, slot)
     }
 
+    /// For slots whose use other words say better.
+    pub(super) fn set_taken(&self, slot: u64, to: bool) {
+        set(self.slots, slot, to);
+    }
+
     fn slab_words(&self) -> usize {
         self.slab_slots as usize / 64
     }
@@ -138,7 +143,7 @@ impl Bitmaps<'_> {
     }
 
     /// All slabs from this one on have no space.
-    fn end(&self) -> u32 {
+    pub(super) fn end(&self) -> u32 {
         let last = self.space.iter().rposition(|word| word.load(Relaxed) != 0);
         last.map_or(0, |at| {
             let word = self.space[at].load(Relaxed);

@@ -5,16 +5,23 @@ use std::sync::atomic::Ordering::Relaxed;
 use undercroft_base::Bytes;
 use undercroft_sys::mapping::SharedMemory;
 
+use super::parts::PACKED_BYTES_MAX;
 use super::room::Quota;
 use super::slabs::Bitmaps;
 use super::{
-    Backing, FileTier, FileTierError, GRANT_WORD, PAGE_WORDS, QUOTA_WORD, SIZE_MAX, slab_bytes,
+    Backing, FileTier, FileTierError, GRANT_WORD, PAGE_WORDS, QUOTA_WORD, SIZE_MAX, behind,
+    slab_bytes,
 };
 
 pub(super) fn checked_slabs(backing: &Backing, table: &SharedMemory) -> Result<u32, FileTierError> {
     let size = backing.bytes();
-    if size.0 > SIZE_MAX {
-        return Err(FileTierError::TooLarge(size));
+    let most = if backing.packs() {
+        PACKED_BYTES_MAX
+    } else {
+        SIZE_MAX
+    };
+    if size.0 > most {
+        return Err(FileTierError::TooLarge(size, Bytes(most)));
     }
     let needed = FileTier::table_bytes(backing);
     if table.len() < needed {
@@ -53,4 +60,8 @@ pub(super) fn checksums_word(slabs: usize, slots: u32) -> usize {
 
 pub(super) fn behind_word(slabs: usize, slots: u32) -> usize {
     checksums_word(slabs, slots) + (slabs * slots as usize).next_multiple_of(PAGE_WORDS)
+}
+
+pub(super) fn parts_word(slabs: usize, slots: u32) -> usize {
+    behind_word(slabs, slots) + behind::WORDS
 }

@@ -5,7 +5,9 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use super::write::{PAUSE_FIRST, PAUSE_MAX};
 use super::*;
+use undercroft_base::FailKind;
 use undercroft_model::contract::{self, Page, Pages, Subject, store_all};
 
 /// A temporary directory on a disk if possible: this tier is not made for tmpfs.

@@ -1,4 +1,4 @@
-//! Compressors of the RAM pool, and each thread's working memory for them.
+//! Compressors of the RAM pool and of packed files, and each thread's working memory for them.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -75,13 +75,13 @@ impl FromStr for Compressor {
 
 /// The buffers of one thread: with them it compresses a batch and decompresses a page without
 /// allocating.
-pub(super) struct Scratch {
+pub(crate) struct Scratch {
     table: CompressTable,
     pub(super) zstd: Option<ZstdContexts>,
     /// Objects of the batch in hand, one after another, with room for one more page.
-    pub(super) objects: Vec<u8>,
+    pub(crate) objects: Vec<u8>,
     /// An object copied out of the pool, so that its bytes do not change under the decompressor.
-    pub(super) object: [u8; BASE_PAGE_BYTES],
+    pub(crate) object: [u8; BASE_PAGE_BYTES],
     /// A large page, compressed. It grows when the first is stored or loaded.
     pub(super) large: Vec<u8>,
 }
@@ -102,13 +102,13 @@ thread_local! {
 }
 
 /// Runs `work` with this thread's scratch memory, which its first call allocates.
-pub(super) fn with_scratch<T>(work: impl FnOnce(&mut Scratch) -> T) -> T {
+pub(crate) fn with_scratch<T>(work: impl FnOnce(&mut Scratch) -> T) -> T {
     SCRATCH.with_borrow_mut(work)
 }
 
 impl Scratch {
     /// Makes room for a batch of `pages` and for `compressor`'s contexts, if there is none yet.
-    pub(super) fn reserve(&mut self, compressor: Compressor, pages: usize) {
+    pub(crate) fn reserve(&mut self, compressor: Compressor, pages: usize) {
         let bytes = pages * BASE_PAGE_BYTES + OUTPUT_BYTES;
         debug_assert!(get_maximum_output_size(BASE_PAGE_BYTES) <= OUTPUT_BYTES);
         if self.objects.len() < bytes {
@@ -121,7 +121,7 @@ impl Scratch {
 
     /// Compresses `page` to `objects[at..]`. Returns the length, or `None` if the compressor failed
     /// (out of memory).
-    pub(super) fn compress(
+    pub(crate) fn compress(
         &mut self,
         compressor: Compressor,
         page: &[u8],
@@ -154,7 +154,7 @@ impl Scratch {
     }
 
     /// Decompresses the first `bytes` of `object` into the page `dst`, as [`decompress`].
-    pub(super) fn decompress(
+    pub(crate) fn decompress(
         &mut self,
         compressor: Compressor,
         bytes: usize,

@@ -19,7 +19,7 @@
 //! of the shared memory before anything interprets them.
 
 mod classes;
-mod compressor;
+pub(crate) mod compressor;
 mod handles;
 mod heap;
 mod large;

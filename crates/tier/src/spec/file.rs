@@ -14,7 +14,7 @@ use crate::shape::Shape;
 pub(super) static KIND: Kind = Kind {
     facts: FACTS,
     version: Some(VERSION),
-    syntax: "file:PATH[,size=SIZE][,shape=DEVICE][,price=DOLLARS][,tbw=SIZE]",
+    syntax: "file:PATH[,size=SIZE][,compress=yes|no][,shape=DEVICE][,price=DOLLARS][,tbw=SIZE]",
     example: "file:/var/swap,size=20G",
     meaning: "A new file, a block device, or a directory to make a nameless file in. Nothing of it \
               outlives the run.",
@@ -23,6 +23,12 @@ pub(super) static KIND: Kind = Kind {
             name: "size=SIZE",
             default: "all of a block device; for a file, what the disk leaves",
             meaning: "most bytes it may take",
+        },
+        Setting {
+            name: "compress=yes|no",
+            default: COMPRESS_TEXT,
+            meaning: "several compressed pages in one block, where they are short enough; of at most \
+                      4 TiB",
         },
         SHAPE,
         PRICE,
@@ -35,9 +41,18 @@ pub(super) static KIND: Kind = Kind {
     inherit,
 };
 
+/// Whether pages are compressed unless the user says.
+const COMPRESS: bool = false;
+const COMPRESS_TEXT: &str = if COMPRESS { "yes" } else { "no" };
+
+/// Keeps pages in what is below as `spec` says.
+fn below(spec: &TierSpec, below: Backing) -> Backing {
+    below.packing(spec.compress.unwrap_or(COMPRESS))
+}
+
 fn open(spec: &TierSpec, _: Bytes) -> Result<Opened, OpenError> {
     let path = spec.path.as_deref().unwrap_or_else(|| "".as_ref());
-    let below = Backing::open(path, spec.size).map_err(OpenError::of)?;
+    let below = below(spec, Backing::open(path, spec.size).map_err(OpenError::of)?);
     let table = FileTier::table_bytes(&below);
     let memory = SharedMemory::create("uc-slot-table", table)?;
     Ok((memory, Box::new(below)))
@@ -45,8 +60,8 @@ fn open(spec: &TierSpec, _: Bytes) -> Result<Opened, OpenError> {
 
 fn inherit(spec: &TierSpec, file: Option<Handed<OwnedFd>>) -> Result<Box<dyn Below>, OpenError> {
     let (fd, name, bytes) = file.ok_or_else(|| paths::not_inherited(spec))?;
-    let below = Backing::inherit(fd, name, bytes).map_err(OpenError::of)?;
-    Ok(Box::new(below))
+    let inherited = Backing::inherit(fd, name, bytes).map_err(OpenError::of)?;
+    Ok(Box::new(below(spec, inherited)))
 }
 
 impl Below for Backing {

@@ -34,7 +34,7 @@ use crate::made::{Below, Handed, OpenError};
 use crate::ram::Compressor;
 use crate::shape::ShapeName;
 pub use rated::Rated;
-use words::{FILE_BYTES_MIN, Words, parse_limit, parse_size};
+use words::{FILE_BYTES_MIN, Words, parse_limit, parse_size, parse_yes};
 pub use words::{Limit, SpecError};
 
 /// Every kind in this build. A new one adds a row.
@@ -169,6 +169,8 @@ pub struct TierSpec {
     pub rated: Rated,
     /// How a pool compresses.
     compressor: Compressor,
+    /// Whether a file does; `None`: as files mostly do.
+    compress: Option<bool>,
     #[cfg(feature = "redis")]
     cluster: Option<Box<undercroft_tier_redis::spec::RemoteSpec>>,
 }
@@ -183,6 +185,7 @@ impl TierSpec {
             shape: None,
             rated: Rated::default(),
             compressor: Compressor::default(),
+            compress: None,
             #[cfg(feature = "redis")]
             cluster: None,
         }
@@ -229,6 +232,10 @@ impl TierSpec {
             "size" => (self.size)
                 .replace(parse_size("size", value, FILE_BYTES_MIN)?)
                 .is_some(),
+            "compress" => self
+                .compress
+                .replace(parse_yes("compress", value)?)
+                .is_some(),
             "max" => self.max.replace(parse_limit(value)?).is_some(),
             _ => return Ok(false),
         };
@@ -268,6 +275,9 @@ impl fmt::Display for TierSpec {
         f.write_str(&(self.kind.head)(self))?;
         if let Some(size) = self.size {
             write!(f, ",size={}", Exact(size))?;
+        }
+        if let Some(compress) = self.compress {
+            write!(f, ",compress={}", if compress { "yes" } else { "no" })?;
         }
         if let Some(max) = self.max {
             write!(f, ",max={max}")?;
@@ -321,6 +331,11 @@ mod tests {
             ("ram,shape=cxl-dram,max=1M", "ram,lz4,max=1M,shape=cxl-dram"),
             ("nvm:/x,shape=pcm,size=1M", "nvm:/x,size=1M,shape=pcm"),
             ("file:/x,shape=hdd-7200", "file:/x,shape=hdd-7200"),
+            (
+                "file:/x, compress = yes ,size=1G",
+                "file:/x,size=1G,compress=yes",
+            ),
+            ("file:/x,compress=no", "file:/x,compress=no"),
             ("ram,price=4.50,max=1M", "ram,lz4,max=1M,price=4.5"),
             (
                 "file:/x, tbw = 1.2P ,price=0.1,size=1G",
@@ -363,6 +378,10 @@ mod tests {
             ("file:/x,size=1G,size=1G", "`size`", "twice"),
             ("file:/x,max=1G", "`max`", "size=SIZE"),
             ("file:/x,", "``", "size=SIZE"),
+            ("file:/x,compress=zstd", "`zstd`", "yes or no"),
+            ("file:/x,compress", "``", "yes or no"),
+            ("file:/x,compress=no,compress=no", "`compress`", "twice"),
+            ("nvm:/x,compress=yes", "`compress`", "size=SIZE"),
             ("nvm", "nvm", "needs a path"),
             ("nvm:/x,size=4K", "`4K`", "the least is"),
             ("nvm:/x,size=1G,size=1G", "`size`", "twice"),

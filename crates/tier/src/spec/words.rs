@@ -120,6 +120,17 @@ pub(super) fn parse_size(key: &'static str, text: &str, min: u64) -> Result<Byte
     Ok(bytes)
 }
 
+pub(super) fn parse_yes(key: &'static str, text: &str) -> Result<bool, SpecError> {
+    match text {
+        "yes" => Ok(true),
+        "no" => Ok(false),
+        _ => Err(SpecError::Value {
+            key,
+            why: format!("`{text}` is not yes or no"),
+        }),
+    }
+}
+
 pub(super) fn parse_limit(text: &str) -> Result<Limit, SpecError> {
     let Some(percent) = text.strip_suffix('%') else {
         return parse_size("max", text, RAM_BYTES_MIN).map(Limit::Bytes);
