@@ -3,7 +3,9 @@
 //! Slots are reused last-freed-first, so that a reference to a freed slot soon finds another page's
 //! bytes. As in the real tiers, a slot's checksum is kept apart from the device: a failing device
 //! damages bytes, never checksums. After [`FakeTier::set_reads`] the tier mostly says where to
-//! read, as a device does. There is no file: the caller reads by [`FakeTier::read`]. A remote tier
+//! read, as a device does. There is no file: the caller reads by [`FakeTier::read`]. After
+//! [`FakeTier::set_packs`] several copies are in each place: what is read stands for all of them,
+//! and a failed read is one of them all. A remote tier
 //! always says that the copy must be fetched; storms read it by [`FakeTier::read`], too.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -116,7 +118,12 @@ struct Inner {
     made_to_fail: bool,
     /// Most loads say where to read.
     reads: bool,
+    /// Several copies are where one is read.
+    packs: bool,
 }
+
+/// Copies in one place of a tier that packs.
+const PARTS: u64 = 4;
 
 impl Inner {
     /// Draws which of `kinds` happens now, if any. Each has its chance in 1000.
@@ -183,6 +190,57 @@ impl Inner {
             PageKey::KNOWN.checksum(dst, stamp) != checksum && (failure.is_some() || damaged);
         Ok(())
     }
+
+    /// Reads a place that has several copies. What is read says which place it is, and whether it
+    /// is as it was before. Errors: the device failed.
+    fn read_block(&mut self, block: u64, dst: &mut [u8]) -> Result<(), FailKind> {
+        let failure = if self.gone {
+            Some("gone")
+        } else {
+            self.draw([
+                (self.rates.load_io, "EIO of a load"),
+                (self.rates.stale, "stale read"),
+                (self.rates.misdirected, "misdirected read"),
+            ])
+        };
+        self.made_to_fail = matches!(failure, Some("gone" | "EIO of a load"));
+        failure.into_iter().for_each(|name| self.strike(name));
+        if self.made_to_fail {
+            return Err(FailKind::Io);
+        }
+        let block = match failure {
+            Some("misdirected read") => self.random.below(1 + self.next / PARTS),
+            _ => block,
+        };
+        dst.fill(0);
+        let (words, _) = dst.as_chunks_mut::<8>();
+        words[0] = block.to_ne_bytes();
+        words[1] = u64::from(failure == Some("stale read")).to_ne_bytes();
+        Ok(())
+    }
+
+    /// Makes the copy of `slot` of what [`Inner::read_block`] has read.
+    fn unpack(&mut self, slot: Slot, page: &mut [u8]) {
+        let (words, _) = page.as_chunks::<8>();
+        let [block, stale] = [0, 1].map(|at| u64::from_ne_bytes(words[at]));
+        let found = Slot(block * PARTS + slot.0 % PARTS);
+        let bytes = match self.kept.get(&found) {
+            Some(kept) if stale == 1 => Some(kept.before.as_ref().unwrap_or(&kept.bytes)),
+            Some(kept) => Some(&kept.bytes),
+            None => {
+                let free = self.free.iter().find(|(free, _)| *free == found);
+                free.map(|(_, bytes)| bytes)
+            }
+        };
+        match bytes {
+            Some(bytes) => page.copy_from_slice(bytes),
+            None => page.fill(0),
+        }
+        self.made_to_fail = self.kept.get(&slot).is_some_and(|kept| {
+            let is_right = PageKey::KNOWN.checksum(page, kept.stamp) == kept.checksum;
+            !is_right && (found != slot || stale == 1 || kept.damaged)
+        });
+    }
 }
 
 /// A tier in memory with injected failures.
@@ -218,6 +276,7 @@ impl FakeTier {
                 struck: BTreeMap::new(),
                 made_to_fail: false,
                 reads: false,
+                packs: false,
             }),
         }
     }
@@ -259,11 +318,22 @@ impl FakeTier {
         self.inner().reads = reads;
     }
 
+    /// From now on several copies are in each place of the device (or one is). Before the first
+    /// copy is stored.
+    pub fn set_packs(&self, packs: bool) {
+        self.inner().packs = packs;
+    }
+
     /// Reads a page where [`Loaded::Read`] said. The bytes are not verified. Errors: the device
     /// failed.
     pub fn read(&self, offset: u64, dst: &mut [u8]) -> Result<(), FailKind> {
-        let slot = Slot(offset / BASE_PAGE_BYTES as u64);
-        self.inner().read(slot, dst)
+        let place = offset / BASE_PAGE_BYTES as u64;
+        let mut inner = self.inner();
+        if inner.packs {
+            inner.read_block(place, dst)
+        } else {
+            inner.read(Slot(place), dst)
+        }
     }
 
     /// True while every operation fails.
@@ -450,7 +520,8 @@ impl Tier for FakeTier {
             return Ok(Loaded::Fetch);
         }
         if inner.reads && inner.random.chance(3, 4) {
-            let offset = slot.0 * BASE_PAGE_BYTES as u64;
+            let place = if inner.packs { slot.0 / PARTS } else { slot.0 };
+            let offset = place * BASE_PAGE_BYTES as u64;
             return Ok(Loaded::Read {
                 fd: NO_FILE,
                 offset,
@@ -462,6 +533,14 @@ impl Tier for FakeTier {
         } else {
             Err(LoadError::Corrupt)
         }
+    }
+
+    fn unpack(&self, slot: Slot, page: &mut [u8]) -> bool {
+        let mut inner = self.inner();
+        if inner.packs {
+            inner.unpack(slot, page);
+        }
+        true
     }
 
     fn fetch(&self, slot: Slot, stamp: Stamp, token: u64, inbox: &Arc<dyn Inbox>) {
@@ -597,6 +676,29 @@ mod tests {
         assert_eq!(Content::of(&page), Some(Content(5)));
         tier.set_gone(true);
         assert_eq!(tier.read(read[0], &mut page), Err(FailKind::Io));
+        assert!(tier.was_made_to_fail());
+    }
+
+    #[test]
+    fn copies_in_one_place_are_read_by_one_read_and_fail_together() {
+        let tier = FakeTier::new("t", &DEVICE, Bytes(9 * 4096), 1);
+        tier.set_reads(true);
+        tier.set_packs(true);
+        let mut page = vec![0; BASE_PAGE_BYTES];
+        let slots: Vec<Slot> = (1..=8)
+            .map(|number| store(&tier, Content(number), Stamp(1)).unwrap())
+            .collect();
+        let place = |slot: Slot| slot.0 / PARTS * BASE_PAGE_BYTES as u64;
+        for (slot, number) in slots.iter().zip(1..) {
+            assert_eq!(tier.read(place(*slot), &mut page), Ok(()));
+            assert!(tier.unpack(*slot, &mut page));
+            assert_eq!(Content::of(&page), Some(Content(number)));
+            assert!(!tier.was_made_to_fail());
+        }
+        // The other place is read: each of its copies is another's.
+        assert_eq!(tier.read(place(slots[7]), &mut page), Ok(()));
+        assert!(tier.unpack(slots[0], &mut page));
+        assert_eq!(Content::of(&page), Some(Content(5)));
         assert!(tier.was_made_to_fail());
     }
 

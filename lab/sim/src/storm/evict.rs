@@ -778,7 +778,7 @@ impl World {
         let DeviceRead { item, .. } = read;
         let from = &self.tiers[usize::from(item.tier.0)];
         let mut page = vec![0; BASE_PAGE_BYTES];
-        let done = from.read(read.offset, &mut page).is_ok();
+        let done = from.read(read.offset, &mut page).is_ok() && from.unpack(item.slot, &mut page);
         let found = PageKey::KNOWN.checksum(&page, item.stamp);
         let hash_again = self.sabotaged(Sabotage::HashAgain);
         if done && (found == read.checksum || hash_again) {

@@ -254,8 +254,15 @@ impl World {
             return Got::Again; // its thread faults again
         }
         let sum = from.checksum(item.slot, item.stamp);
-        let verified = read && sum == Some(PageKey::KNOWN.checksum(&page, item.stamp));
-        self.saw("load: read from the device");
+        let verified = read
+            && from.unpack(item.slot, &mut page)
+            && sum == Some(PageKey::KNOWN.checksum(&page, item.stamp));
+        let packs = self.setup.tiers[usize::from(item.tier.0)].packs;
+        self.saw(if packs {
+            "load: read from the device, with others"
+        } else {
+            "load: read from the device"
+        });
         self.got(item, &page, verified, again)
     }
 

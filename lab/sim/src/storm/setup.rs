@@ -63,6 +63,8 @@ pub struct TierSetup {
     pub demotes: bool,
     /// Mostly says where to read, as a device does.
     pub reads: bool,
+    /// Several copies are where it says.
+    pub packs: bool,
     /// Size of the pages of its copies.
     pub page: PageSize,
 }
@@ -170,6 +172,7 @@ impl StormSetup {
                 retain: random.chance(1, 2),
                 demotes: random.chance(2, 3),
                 reads: false,
+                packs: false,
                 page: PageSize::Base,
             });
         }
@@ -216,12 +219,15 @@ impl StormSetup {
         setup
     }
 
-    /// Draws what disturbs the manager, and the size of pages.
+    /// Draws what disturbs the manager, the size of pages, and which files pack.
     fn disturb(&mut self, random: &mut Random) {
         self.beside = random.chance(1, 3);
         self.kernel_swap = random.chance(1, 3);
         add_large(self, random);
         self.plugin = random.chance(1, 3);
+        for tier in &mut self.tiers {
+            tier.packs = tier.reads && tier.page == PageSize::Base && random.chance(1, 2);
+        }
     }
 
     /// The client's limit.
@@ -261,7 +267,11 @@ impl StormSetup {
         });
         push(&|s| s.tiers.iter_mut().for_each(|tier| tier.retain = false));
         push(&|s| s.tiers.iter_mut().for_each(|tier| tier.demotes = false));
-        push(&|s| s.tiers.iter_mut().for_each(|tier| tier.reads = false));
+        push(&|s| s.tiers.iter_mut().for_each(|tier| tier.packs = false));
+        push(&|s| {
+            let tiers = s.tiers.iter_mut();
+            tiers.for_each(|tier| (tier.reads, tier.packs) = (false, false));
+        });
         push(&|s| s.links = false);
         push(&|s| s.groups = false);
         push(&|s| s.beside = false);
@@ -392,6 +402,7 @@ fn add_devices(tiers: &mut Vec<TierSetup>, random: &mut Random) {
                 retain: random.chance(1, 2),
                 demotes: random.chance(2, 3),
                 reads: true,
+                packs: false,
                 page: PageSize::Base,
             });
         }
@@ -411,7 +422,7 @@ fn tier(value: &str) -> Result<TierSetup, String> {
     let Some(pages @ 1..=0x10_0000) = pages else {
         return Err(format!("`{value}` has no `pages=N`, 1 to 1048576"));
     };
-    let (mut retain, mut demotes, mut reads) = (false, false, false);
+    let (mut retain, mut demotes, mut reads, mut packs) = (false, false, false, false);
     let mut page = PageSize::Base;
     for word in words {
         match word {
@@ -419,9 +430,11 @@ fn tier(value: &str) -> Result<TierSetup, String> {
             "demotes" => demotes = true,
             "large" => page = PageSize::Large,
             "reads" if facts.is_local_device() => reads = true,
+            "packs" if facts.is_local_device() => packs = true,
             _ => {
                 return Err(format!(
-                    "`{word}` is none of `retain`, `demotes`, `large` and (of a file) `reads`, which a tier may have"
+                    "`{word}` is none of `retain`, `demotes`, `large` and (of a file) `reads`, \
+                     `packs`, which a tier may have"
                 ));
             }
         }
@@ -432,6 +445,7 @@ fn tier(value: &str) -> Result<TierSetup, String> {
         retain,
         demotes,
         reads,
+        packs,
         page,
     })
 }
@@ -449,6 +463,7 @@ impl Display for StormSetup {
             line += if tier.retain { " retain" } else { "" };
             line += if tier.demotes { " demotes" } else { "" };
             line += if tier.reads { " reads" } else { "" };
+            line += if tier.packs { " packs" } else { "" };
             line += if tier.page == PageSize::Large {
                 " large"
             } else {

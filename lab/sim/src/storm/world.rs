@@ -253,6 +253,7 @@ impl World {
                 let fake = FakeTier::new(&format!("tier{at}"), tier.facts, capacity, seed);
                 let fake = fake.of_pages(tier.page);
                 fake.set_reads(tier.reads);
+                fake.set_packs(tier.packs);
                 fake
             })
             .collect();

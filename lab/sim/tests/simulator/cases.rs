@@ -66,6 +66,7 @@ fn world(options: &str) -> World {
         retain: options.contains("retain"),
         demotes: true,
         reads: options.contains("reads"),
+        packs: false,
         page: PageSize::Base,
     };
     setup.tiers = vec![tier(), tier()];
