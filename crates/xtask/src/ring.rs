@@ -10,14 +10,12 @@ pub(crate) const ALL: &str = "UNDERCROFT_TEST_ALL";
 
 /// Names begin so, below `crates/tests/tests/live`: live against simulated, bounds of time,
 /// decisions of policies, a build and a system of their own, minutes of a random program.
-const SECOND: [&str; 37] = [
+const SECOND: [&str; 33] = [
     "access_bits::a_hot_set_stays_in_memory",
     "access_bits::by_default_a_run_scans",
     "access_bits::by_default_idle_programs",
     "flexswap::sys_r_as_a_file",
     "flexswap::what_is_cold_leaves_by_the_dt_reclaimer",
-    "handed_over::hostile_monitors_are_refused",
-    "handed_over::machines_that_are_handed_over_keep",
     "handed_over::many_machines_read_their_snapshot_once",
     "lab::experiments_with_tiers_have_all_their_rows",
     "latency::a_bound_that_no_page_in_can_keep",
@@ -41,8 +39,6 @@ const SECOND: [&str; 37] = [
     "stall::a_stall_bound_is_kept_by_pages",
     "takeover::address_spaces_are_right_whenever_the_manager",
     "tiers::a_shape_makes_every_kind_of_tier_as_slow",
-    "tiers::packed_copies_are_right",
-    "tiers::packed_files_keep_every_byte",
     "tiers::slabs_move_by_their_temperature",
     "vm::memory_that_a_machine_gives_back",
     "vm::redis_in_a_machine_in_two_fifths",
@@ -81,6 +77,7 @@ const ADDRESS_SPACE: &[&[&str]] = &[
 const PROGRAMS: &[&[&str]] = &[
     &[
         "documents::every_command_of_readme_and_guide_runs",
+        "handed_over::machines_that_are_handed_over_keep",
         "real_programs::numpy_product_and_sort",
         "real_programs::sqlite_in_memory",
         "remote::remote_under_a_real_program",
@@ -91,9 +88,12 @@ const PROGRAMS: &[&[&str]] = &[
         "real_programs::jvm_program",
         "servers::redis_keeps_every_value_and_snapshots",
         "slabs::a_run_has_what_others_do_not_use",
+        "tiers::packed_copies_are_right",
+        "tiers::packed_files_keep_every_byte",
     ],
     &[
         "browser::chromium_with_its_sandbox",
+        "handed_over::hostile_monitors_are_refused",
         "real_programs::gcc_makes_the_same",
         "real_programs::stress_ng_finds_no_wrong",
         "servers::memcached_keeps_every_value",
