@@ -293,7 +293,8 @@ pub trait Tier: Send + Sync {
 
     /// Makes the page of `slot` of what was read for it ([`Loaded::Read`]), in place. The bytes may
     /// be damaged, so the caller verifies what comes of them. False: they are no copy. Cost: none
-    /// for a copy that is a whole page; otherwise it is decompressed. No allocation, no I/O.
+    /// for a copy that is a whole page; otherwise it is decompressed. No I/O. The first call of a
+    /// thread may allocate.
     fn unpack(&self, _slot: Slot, _page: &mut [u8]) -> bool {
         true
     }

@@ -1,6 +1,6 @@
 //! The door: listens where monitors of virtual machines hand over the memory that they restore, and
 //! has the run's manager take it. It is the program of the run (`vm --socket`), so what a monitor
-//! says is parsed by a process that nothing else depends on.
+//! says is parsed outside the manager. If it ends, the run ends, and so do its machines.
 //!
 //! A monitor connects, and sends a message and its userfaultfd. The kernel tells which process it
 //! is. Then the door asks the manager, and keeps the userfaultfd until that has it: a manager that
@@ -129,7 +129,7 @@ struct Door {
     manager: SocketAddrUnix,
     callers: Vec<Caller>,
     /// The monitors whose memory is served.
-    served: Vec<PidFd>,
+    served: Vec<(u32, PidFd)>,
     log: LogFormat,
     told: u32,
 }
@@ -157,16 +157,16 @@ pub(crate) fn serve(args: &DoorArgs) -> Result<u8, Failure> {
     while door.listener.is_some() || !door.served.is_empty() || !door.callers.is_empty() {
         let until = door.due();
         let ready = door.wait(&signals, until);
-        door.served.retain(|monitor| !monitor.has_exited());
+        door.served.retain(|(_, monitor)| !monitor.has_exited());
+        door.hear(&ready);
+        if ready.first() == Some(&true) {
+            door.welcome();
+        }
         let leaves = std::iter::from_fn(|| signals.next())
             .filter(|received| [SIGHUP, SIGINT, SIGTERM].contains(&received.number))
             .count();
         for _ in 0..leaves {
             door.leave(&args.socket);
-        }
-        door.hear(&ready);
-        if ready.first() == Some(&true) {
-            door.welcome();
         }
     }
     let _ = fs::remove_file(&args.socket);
@@ -214,7 +214,7 @@ impl Door {
             None => PollFd::from_borrowed_fd(none, PollFlags::empty()),
         }));
         let monitors = self.served.iter();
-        fds.extend(monitors.map(|monitor| PollFd::new(monitor, PollFlags::IN)));
+        fds.extend(monitors.map(|monitor| PollFd::new(&monitor.1, PollFlags::IN)));
         let until = until.and_then(|time| rustix::fs::Timespec::try_from(time).ok());
         let _ = poll(&mut fds, until.as_ref());
         let heard = fds.iter().skip(1).take(1 + self.callers.len());
@@ -289,6 +289,7 @@ impl Door {
                     (_, 2..) => return Err(NotServed::Descriptors(fds.len())),
                     // Its descriptor may come after its message.
                     (None, _) | (_, 0) => Stage::Speaks { text, fds, until },
+                    (Some(_), _) if self.serves(pid) => return Err(NotServed::Twice),
                     (Some(handover), _) => {
                         let at = Instant::now();
                         let wish = Wish::of(&Order::bytes(&handover), fds, &caller.pidfd, pid)?;
@@ -306,9 +307,9 @@ impl Door {
             }
             Stage::Asks { wish, at } if is_due => self.ask(wish, at),
             Stage::Asked { wish, manager } if has_said => match answer(&manager) {
-                Some(Taken::Yes) => return Ok(self.served_from_now_on(caller.pidfd)),
+                Some(Taken::Yes) => return Ok(self.served_from_now_on((pid, caller.pidfd))),
                 Some(Taken::Already) if wish.again => {
-                    return Ok(self.served_from_now_on(caller.pidfd));
+                    return Ok(self.served_from_now_on((pid, caller.pidfd)));
                 }
                 Some(Taken::Already) => return Err(NotServed::Twice),
                 Some(Taken::Refused(why)) => return Err(NotServed::ByManager(why)),
@@ -326,9 +327,15 @@ impl Door {
         Ok(Some(Caller { stage, ..caller }))
     }
 
-    fn served_from_now_on(&mut self, monitor: PidFd) -> Option<Caller> {
-        self.served.push(monitor);
+    fn served_from_now_on(&mut self, (pid, monitor): (u32, PidFd)) -> Option<Caller> {
+        self.served.push((pid, monitor));
         None
+    }
+
+    /// Whether the memory of this process is served. Its number is no other's while it lives.
+    fn serves(&self, pid: u32) -> bool {
+        let mut served = self.served.iter();
+        served.any(|(of, monitor)| *of == pid && !monitor.has_exited())
     }
 
     /// Asks the manager, or has it asked later if there is none at the moment.
@@ -369,7 +376,7 @@ impl Door {
             return;
         }
         self.callers.clear();
-        for monitor in self.served.drain(..) {
+        for (_, monitor) in self.served.drain(..) {
             let _ = monitor.kill();
         }
     }

@@ -89,6 +89,7 @@ impl Books {
         let others = self.tiers.ranks().map(|id| usize::from(id.0));
         let open: Vec<usize> = others
             .filter(|other| *other != at && begun[*other].is_none())
+            .filter(|other| !self.tiers[*other].facts().is_source)
             .collect();
         if open.is_empty() {
             return Err("it is the only tier in use; pages would have nowhere to go".to_owned());

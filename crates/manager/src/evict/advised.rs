@@ -179,15 +179,22 @@ fn next_wishes(advice: &Advice, what: What, most: usize) -> Vec<(SpaceId, VirtPa
 }
 
 impl Evictor {
-    /// The run's plugin, if it has one, and its oldest wishes: twice as many as a batch, because
-    /// some are of pages that have left meanwhile. First those that shall leave in any case.
-    pub(super) fn take_wishes(&mut self) -> (Option<Arc<Advice>>, Vec<(SpaceId, VirtPage)>) {
-        let mut wishes = std::mem::take(&mut self.leave_now);
+    /// The run's plugin, if it has one, and its oldest wishes: first those that shall leave in any
+    /// case, up to `most`. If they are fewer, others: twice as many as a batch, because some are of
+    /// pages that have left meanwhile.
+    pub(super) fn take_wishes(
+        &mut self,
+        most: usize,
+    ) -> (Option<Arc<Advice>>, Vec<(SpaceId, VirtPage)>) {
+        let some = self.leave_now.len().min(most);
+        let mut wishes: Vec<_> = self.leave_now.drain(..some).collect();
         let Some(advice) = self.shared.books.advice() else {
             return (None, wishes); // no memory is taken
         };
         let before = wishes.len();
-        wishes.extend(next_wishes(&advice, What::Reclaim, WISHES_A_BATCH));
+        if before < most {
+            wishes.extend(next_wishes(&advice, What::Reclaim, WISHES_A_BATCH));
+        }
         advice.note_wishes(wishes.len() - before);
         (Some(advice), wishes)
     }

@@ -51,7 +51,7 @@ impl Evictor {
     /// first name pages of processes that are passed over, and forgets those. It does so a few at a
     /// time, because the books are locked meanwhile.
     fn choose_next(&mut self, most: usize, items: &mut Vec<EvictItem>) -> bool {
-        let (advice, mut wishes) = self.take_wishes();
+        let (advice, mut wishes) = self.take_wishes(most);
         for _ in 0..ASKS_MAX {
             let kept = self.kept;
             let mut engine = self.shared.books.engine_for_many();

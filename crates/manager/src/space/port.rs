@@ -15,7 +15,7 @@
 
 use std::io;
 use std::os::fd::AsFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use undercroft_base::{VirtPage, VirtRange};
 use undercroft_engine::EvictItem;
@@ -137,6 +137,8 @@ pub(crate) enum Begun {
 pub(crate) struct Asked {
     /// The number of the command.
     pub seq: u32,
+    /// When it was given, if there is one.
+    pub at: Option<Instant>,
     /// Pages that share their frames with relatives.
     pub sharing: u64,
 }

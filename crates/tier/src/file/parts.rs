@@ -178,6 +178,9 @@ pub(super) fn unpack(slot: Slot, page: &mut [u8]) -> bool {
     if part == 0 {
         return true;
     }
+    if page.len() != BASE_PAGE_BYTES {
+        return false;
+    }
     let Some(range) = find(page, part) else {
         return false;
     };

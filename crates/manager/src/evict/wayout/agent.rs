@@ -85,9 +85,11 @@ impl<'a> AgentOut<'a> {
         Some(self.agent.commands.post(OP_MOVE, places.start, pages))
     }
 
-    /// Waits for the answer to command `seq`.
-    fn answer(&self, seq: u32) -> Result<Done, NotDone> {
+    /// Waits for the answer to a command. The time since it was given counts: several processes may
+    /// have been asked at once.
+    fn answer(&self, asked: Asked) -> Result<Done, NotDone> {
         let (agent, began) = (self.agent, Instant::now());
+        let given = asked.at.unwrap_or(began);
         let most = if self.process.is_late.load(Ordering::Relaxed) {
             LATE_COMMAND_MAX
         } else {
@@ -99,9 +101,11 @@ impl<'a> AgentOut<'a> {
             if waited > AGENT_LATE.min(most) && !brought.replace(true) {
                 bring_here(agent);
             }
-            waited < most
+            given.elapsed() < most || waited < LATE_COMMAND_MAX
         };
-        let answer = agent.commands.wait(seq, || !agent.has_ended(), patient);
+        let answer = agent
+            .commands
+            .wait(asked.seq, || !agent.has_ended(), patient);
         let late = matches!(answer, Err(NotDone::GivenUp));
         self.process.is_late.store(late, Ordering::Relaxed);
         answer
@@ -234,7 +238,11 @@ impl WayOut for AgentOut<'_> {
         let pages = group.iter().map(|item| item.page);
         let sharing = crate::space::cow::leaving(&self.shared.processes, self.process, pages);
         match self.post(group) {
-            Some(seq) => Begun::Yes(Asked { seq, sharing }),
+            Some(seq) => Begun::Yes(Asked {
+                seq,
+                at: Some(Instant::now()),
+                sharing,
+            }),
             None => {
                 self.end(group);
                 Begun::No
@@ -243,7 +251,7 @@ impl WayOut for AgentOut<'_> {
     }
 
     fn wait(&self, asked: Asked) -> Answered {
-        match self.answer(asked.seq) {
+        match self.answer(asked) {
             Ok(_) => Answered::Done(asked),
             // The agent died during the command, as a rule because its program has.
             Err(NotDone::Gone) => Answered::Late(Late::Gone(u64::MAX, asked.sharing)),
