@@ -5,7 +5,7 @@
 //! Some tests do more rounds in the second ring, or have more memory: they ask `rounds`
 //! (`crates/tests/src/lib.rs`).
 
-/// Set to 1 for the live tests of both rings, and read by `rounds`.
+/// Set to 1 where both rings run, and read by `rounds`.
 pub(crate) const ALL: &str = "UNDERCROFT_TEST_ALL";
 
 /// Names begin so, below `crates/tests/tests/live`: live against simulated, bounds of time,

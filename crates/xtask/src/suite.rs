@@ -93,10 +93,11 @@ pub(crate) fn run(lints: bool, all: bool) -> Result<String, String> {
         tests()?.into_iter().partition(computes);
     let live = programs.iter_mut().find(|part| part.name.starts_with(LIVE));
     let live = live.ok_or("cargo names no live tests")?;
-    if all {
-        live.environment.push((ring::ALL, "1"));
-    } else {
+    if !all {
         live.leave_for_later()?;
+    }
+    for part in programs.iter_mut().filter(|_| all) {
+        part.environment.push((ring::ALL, "1"));
     }
     if lints {
         let words = "clippy --workspace --all-targets --locked --features \
