@@ -26,16 +26,16 @@ impl<L: Ledger> Evictions<'_, L> {
     /// A page of a further one is lost if the successor finds it absent.
     #[inline(always)] // on the eviction path
     pub fn select(&mut self, want: usize, out: &mut Vec<EvictItem>) -> bool {
-        self.select_ahead(&[], want, out)
+        self.select_ahead(&mut Vec::new(), want, out)
     }
 
     /// As [`Evictions::select`], but pages of `wishes` leave first: those that could have been
     /// chosen, too. The policy chooses the rest of the batch. The numbers may be of no space and
-    /// no page.
+    /// no page. Wishes that the batch had no room for are left.
     #[inline(always)] // on the eviction path
     pub fn select_ahead(
         &mut self,
-        wishes: &[(SpaceId, VirtPage)],
+        wishes: &mut Vec<(SpaceId, VirtPage)>,
         want: usize,
         out: &mut Vec<EvictItem>,
     ) -> bool {
@@ -66,7 +66,7 @@ impl<L: Ledger> Evictions<'_, L> {
     /// As [`Evictions::select_ahead`], but no other page leaves. False if none of these may.
     pub fn select_wished(
         &mut self,
-        wishes: &[(SpaceId, VirtPage)],
+        wishes: &mut Vec<(SpaceId, VirtPage)>,
         want: usize,
         out: &mut Vec<EvictItem>,
     ) -> bool {
@@ -453,19 +453,25 @@ impl<L: Ledger> Engine<L> {
     }
 
     /// Makes those of `wishes` the victims that the policy could have named: up to `want` base
-    /// pages.
+    /// pages. What was looked at is wished no more.
     #[inline(never)]
-    fn name_wished(&mut self, wishes: &[(SpaceId, VirtPage)], want: usize, protected: usize) {
+    fn name_wished(
+        &mut self,
+        wishes: &mut Vec<(SpaceId, VirtPage)>,
+        want: usize,
+        protected: usize,
+    ) {
         let most = if self.batch.is_any() {
             HALF_PAGES
         } else {
             EVICT_PAGES_MAX
         };
         let mut missing = want.min(most) as u64;
-        for &(space, page) in wishes {
-            if missing == 0 {
-                break;
-            }
+        let mut looked = 0;
+        while missing > 0
+            && let Some(&(space, page)) = wishes.get(looked)
+        {
+            looked += 1;
             if let Some(no) = self.find_wished(space, page, protected)
                 && !self.victims.contains(&no)
             {
@@ -475,6 +481,7 @@ impl<L: Ledger> Engine<L> {
                 missing = missing.saturating_sub(self.table.base_pages(no));
             }
         }
+        wishes.drain(..looked);
     }
 
     #[inline]

@@ -73,11 +73,15 @@ fn ahead(
     want: usize,
 ) -> (Vec<u64>, u64) {
     let wished = engine.books().stats().wished;
-    let wishes: Vec<_> = (wishes.iter())
+    let mut wishes: Vec<_> = (wishes.iter())
         .map(|(space, page)| (*space, VirtPage(*page)))
         .collect();
     let mut batch = Vec::new();
-    assert!(engine.evictions().select_ahead(&wishes, want, &mut batch));
+    assert!(
+        engine
+            .evictions()
+            .select_ahead(&mut wishes, want, &mut batch)
+    );
     (
         leave(engine, &batch),
         engine.books().stats().wished - wished,
@@ -98,8 +102,8 @@ fn wishes_of_no_page_and_of_pages_that_must_stay_change_nothing() {
     let (mut engine, space) = engine();
     assert_eq!(engine.layout().lock(space, range(5, 6), true).0, 0);
     let (mut batch, mut wake) = (Vec::new(), Vec::new());
-    let refused = [(space, VirtPage(7))];
-    assert!(engine.evictions().select_ahead(&refused, 1, &mut batch));
+    let mut refused = vec![(space, VirtPage(7))];
+    assert!(engine.evictions().select_ahead(&mut refused, 1, &mut batch));
     // It is pinned: it waits until it may be tried again, whatever is wished.
     engine
         .evictions()
@@ -119,7 +123,7 @@ fn only_wished_pages_leave_although_there_is_room() {
     let (mut engine, space) = engine();
     assert_eq!(engine.layout().lock(space, range(5, 6), true).0, 0);
     let pages = [5, 9, 300, 9, 100];
-    let wishes = pages.map(|page| (space, VirtPage(page)));
+    let wishes = pages.map(|page| (space, VirtPage(page))).to_vec();
     let mut batch = Vec::new();
     let may =
         |engine: &mut Engine<VecLedger>, page| engine.evictions().may_leave(space, VirtPage(page));
@@ -127,11 +131,20 @@ fn only_wished_pages_leave_although_there_is_room() {
         pages.map(|page| may(&mut engine, page)),
         [false, true, false, true, true]
     );
-    assert!(engine.evictions().select_wished(&wishes, 64, &mut batch));
-    assert_eq!(leave(&mut engine, &batch), [9, 100]);
+    let mut left = wishes.clone();
+    let mut wished = |engine: &mut Engine<VecLedger>, batch: &mut _| {
+        engine.evictions().select_wished(&mut left, 1, batch)
+    };
+    // A batch of one leaves the others for the next.
+    assert!(wished(&mut engine, &mut batch));
+    assert_eq!(leave(&mut engine, &batch), [9]);
     assert!(!may(&mut engine, 9), "it has left");
-    assert!(!engine.evictions().select_wished(&wishes, 64, &mut batch));
-    assert!(!engine.evictions().select_wished(&[], 64, &mut batch));
+    assert!(wished(&mut engine, &mut batch));
+    assert_eq!(leave(&mut engine, &batch), [100]);
+    assert!(!wished(&mut engine, &mut batch));
+    assert!(left.is_empty());
+    let mut again = wishes.clone();
+    assert!(!engine.evictions().select_wished(&mut again, 64, &mut batch));
 }
 
 /// The ledger has 24 bits for a space, and 36 for a chunk of 512 pages.

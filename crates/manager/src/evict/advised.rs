@@ -179,23 +179,14 @@ fn next_wishes(advice: &Advice, what: What, most: usize) -> Vec<(SpaceId, VirtPa
 }
 
 impl Evictor {
-    /// The run's plugin, if it has one, and its oldest wishes: first those that shall leave in any
-    /// case, up to `most`. If they are fewer, others: twice as many as a batch, because some are of
-    /// pages that have left meanwhile.
-    pub(super) fn take_wishes(
-        &mut self,
-        most: usize,
-    ) -> (Option<Arc<Advice>>, Vec<(SpaceId, VirtPage)>) {
-        let some = self.leave_now.len().min(most);
-        let mut wishes: Vec<_> = self.leave_now.drain(..some).collect();
+    /// The run's plugin, if it has one, and its oldest wishes: twice as many as a batch, because
+    /// some are of pages that have left meanwhile.
+    pub(super) fn take_wishes(&self) -> (Option<Arc<Advice>>, Vec<(SpaceId, VirtPage)>) {
         let Some(advice) = self.shared.books.advice() else {
-            return (None, wishes); // no memory is taken
+            return (None, Vec::new()); // no memory is taken
         };
-        let before = wishes.len();
-        if before < most {
-            wishes.extend(next_wishes(&advice, What::Reclaim, WISHES_A_BATCH));
-        }
-        advice.note_wishes(wishes.len() - before);
+        let wishes = next_wishes(&advice, What::Reclaim, WISHES_A_BATCH);
+        advice.note_wishes(wishes.len());
         (Some(advice), wishes)
     }
 
@@ -226,14 +217,12 @@ impl Evictor {
 
     /// Begins a batch with these pages. False if none of them can leave any more.
     pub(super) fn choose_leave_now(&mut self, most: usize, items: &mut Vec<EvictItem>) -> bool {
-        let some = self.leave_now.len().min(most);
         let mut engine = self.shared.books.engine_for_many();
         let before = engine.books().stats().wished;
-        let wishes = &self.leave_now[..some];
+        let wishes = &mut self.leave_now;
         let any = engine.evictions().select_wished(wishes, most, items);
         let chosen = engine.books().stats().wished - before;
         drop(engine);
-        self.leave_now.drain(..some);
         if let Some(advice) = self.shared.books.advice() {
             advice.note_chosen(chosen);
         }

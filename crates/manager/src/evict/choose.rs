@@ -3,12 +3,13 @@
 
 use std::sync::Arc;
 
-use undercroft_base::{SpaceId, VirtRange};
+use undercroft_base::{SpaceId, VirtPage, VirtRange};
 use undercroft_engine::EvictItem;
 use undercroft_engine::limits::EVICT_PAGES_MAX;
 use undercroft_sys::pagemap::Category;
 
 use super::Evictor;
+use crate::advice::Advice;
 use crate::books::runs::Runs;
 use crate::space::process::Process;
 
@@ -39,7 +40,11 @@ impl Evictor {
     /// Begins a batch with pages that a user or a plugin has named. Returns whether any of the next
     /// ones can leave, and whether a user has named them.
     pub(super) fn choose_named(&mut self, most: usize, items: &mut Vec<EvictItem>) -> (bool, bool) {
-        if !self.leave_now.is_empty() {
+        // Where both have named some, they take turns.
+        let others = !self.leave_now.is_empty();
+        let by_user = !others || !self.by_user && !self.shared.books.named.queue().is_empty();
+        self.by_user = by_user;
+        if !by_user {
             return (self.choose_leave_now(most, items), false);
         }
         let named = &self.shared.books.named;
@@ -51,16 +56,33 @@ impl Evictor {
     /// first name pages of processes that are passed over, and forgets those. It does so a few at a
     /// time, because the books are locked meanwhile.
     fn choose_next(&mut self, most: usize, items: &mut Vec<EvictItem>) -> bool {
-        let (advice, mut wishes) = self.take_wishes(most);
+        let (advice, others) = self.take_wishes();
+        // First those that shall leave in any case. Of these, none is lost if the batch is small.
+        let mut wishes = std::mem::take(&mut self.leave_now);
+        let now = wishes.len();
+        wishes.extend(others);
+        let all = wishes.len();
+        let any = self.choose_ahead(&mut wishes, advice.as_deref(), most, items);
+        wishes.truncate(now.saturating_sub(all - wishes.len()));
+        self.leave_now = wishes;
+        any
+    }
+
+    fn choose_ahead(
+        &mut self,
+        wishes: &mut Vec<(SpaceId, VirtPage)>,
+        advice: Option<&Advice>,
+        most: usize,
+        items: &mut Vec<EvictItem>,
+    ) -> bool {
         for _ in 0..ASKS_MAX {
             let kept = self.kept;
             let mut engine = self.shared.books.engine_for_many();
             let before = engine.books().stats().wished;
-            let any = engine.evictions().select_ahead(&wishes, most, items);
-            if let Some(advice) = &advice {
+            let any = engine.evictions().select_ahead(wishes, most, items);
+            if let Some(advice) = advice {
                 advice.note_chosen(engine.books().stats().wished - before);
             }
-            wishes.clear();
             if any {
                 return true;
             }

@@ -138,6 +138,8 @@ pub(crate) struct Evictor {
     kept: PageCount,
     /// Pages that the plugin wants to leave although there may be room.
     leave_now: Vec<(SpaceId, VirtPage)>,
+    /// The last batch of named pages was a user's.
+    by_user: bool,
 }
 
 impl Evictor {
@@ -166,6 +168,7 @@ impl Evictor {
             revisit_at: Duration::ZERO,
             kept: PageCount(0),
             leave_now: Vec::new(),
+            by_user: false,
         })
     }
 

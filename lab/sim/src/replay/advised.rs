@@ -3,6 +3,7 @@
 
 use undercroft_base::{PageNo, SpaceId, VirtPage};
 use undercroft_device::Time;
+use undercroft_engine::limits::EVICT_PAGES_MAX;
 use undercroft_plugin::{Found, Memory};
 
 use crate::plugin::Plugin;
@@ -98,12 +99,15 @@ impl Host {
     pub(super) fn leave_now(&mut self, client: &mut Client<'_>) -> Result<(), SetupError> {
         client.tell_plugin();
         while let Some(plugin) = &client.plugin {
-            let wishes = plugin.take_leave_now();
+            let mut wishes = plugin.take_leave_now();
             if wishes.is_empty() {
                 break;
             }
-            let mut evictions = client.engine.evictions();
-            if evictions.select_wished(&wishes, wishes.len(), &mut client.batch) {
+            while (client.engine.evictions()).select_wished(
+                &mut wishes,
+                EVICT_PAGES_MAX,
+                &mut client.batch,
+            ) {
                 for index in 0..client.batch.len() {
                     self.evict_one(client, index)?;
                 }

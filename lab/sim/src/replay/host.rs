@@ -391,9 +391,8 @@ impl Host {
         while !client
             .engine
             .evictions()
-            .select_ahead(&wishes, want, &mut client.batch)
+            .select_ahead(&mut wishes, want, &mut client.batch)
         {
-            wishes.clear();
             // A policy scans a bounded number of pages a call; two laps find a victim.
             tries += 1;
             if tries > 4 + client.engine.books().resident().0 {

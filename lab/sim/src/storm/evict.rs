@@ -90,10 +90,10 @@ impl World {
     pub fn select(&mut self, want: usize) -> bool {
         let now_ms = self.clock.0 / 1_000_000;
         let plugin = self.plugin.as_mut();
-        let wishes = plugin.map_or_else(Vec::new, |of| of.wishes(&self.engine, now_ms));
+        let mut wishes = plugin.map_or_else(Vec::new, |of| of.wishes(&self.engine, now_ms));
         let wished = self.engine.books().stats().wished;
-        let any =
-            self.begin_batch(|mut evictions, items| evictions.select_ahead(&wishes, want, items));
+        let any = self
+            .begin_batch(|mut evictions, items| evictions.select_ahead(&mut wishes, want, items));
         if self.engine.books().stats().wished > wished {
             self.saw("victims that a plugin named");
         }

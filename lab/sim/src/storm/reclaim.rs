@@ -183,7 +183,7 @@ impl World {
         let any = self.begin_batch(|mut evictions, items| {
             let mut may = wishes.to_vec();
             may.retain(|(space, page)| evictions.may_leave(*space, *page));
-            let any = evictions.select_wished(wishes, most, items);
+            let any = evictions.select_wished(&mut wishes.to_vec(), most, items);
             assert_eq!(any, !may.is_empty(), "{wishes:?}, room for {room}");
             assert!(
                 items
