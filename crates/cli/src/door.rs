@@ -37,6 +37,9 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Pause before the manager is asked again: the next one takes over.
 const ASK_AGAIN: Duration = Duration::from_millis(20);
 
+/// Monitors that were refused and live on. Further ones are ended.
+const KEPT_MAX: usize = 64;
+
 /// Most refusals that are told.
 const TOLD_MAX: u32 = 1000;
 
@@ -75,16 +78,21 @@ struct Caller {
     socket: OwnedFd,
     pidfd: PidFd,
     pid: u32,
-    stage: Stage,
+    /// Descriptors that have come: one when it has said all, its userfaultfd.
+    fds: Vec<OwnedFd>,
+}
+
+/// Outcome of a step with a caller.
+enum Next {
+    Waits(Stage),
+    /// Connected, and left without a word.
+    Gone,
+    Served,
 }
 
 enum Stage {
     /// The monitor speaks, until this time at most.
-    Speaks {
-        text: Vec<u8>,
-        fds: Vec<OwnedFd>,
-        until: Instant,
-    },
+    Speaks { text: Vec<u8>, until: Instant },
     /// The manager is to be asked, at this time.
     Asks { wish: Wish, at: Instant },
     /// The manager was asked by this socket.
@@ -94,8 +102,6 @@ enum Stage {
 /// Everything that the manager needs.
 struct Wish {
     order: Vec<u8>,
-    uffd: OwnedFd,
-    pidfd: OwnedFd,
     pagemap: Pagemap,
     /// A manager was asked that may have died after it took the memory.
     again: bool,
@@ -118,8 +124,8 @@ enum NotServed {
     Twice,
     #[error("{0}")]
     ByManager(String),
-    #[error(transparent)]
-    System(#[from] io::Error),
+    #[error("this run is about to end")]
+    Leaves,
 }
 
 struct Door {
@@ -127,9 +133,12 @@ struct Door {
     listener: Option<UnixListener>,
     bytes: Bytes,
     manager: SocketAddrUnix,
-    callers: Vec<Caller>,
+    callers: Vec<(Caller, Stage)>,
     /// The monitors whose memory is served.
     served: Vec<(u32, PidFd)>,
+    /// Monitors that were refused, and what they sent: with the last copy of its userfaultfd
+    /// closed, missing memory would be zeros.
+    kept: Vec<(PidFd, Vec<OwnedFd>)>,
     log: LogFormat,
     told: u32,
 }
@@ -151,6 +160,7 @@ pub(crate) fn serve(args: &DoorArgs) -> Result<u8, Failure> {
         manager,
         callers: Vec::new(),
         served: Vec::new(),
+        kept: Vec::new(),
         log: args.log.into(),
         told: 0,
     };
@@ -158,6 +168,7 @@ pub(crate) fn serve(args: &DoorArgs) -> Result<u8, Failure> {
         let until = door.due();
         let ready = door.wait(&signals, until);
         door.served.retain(|(_, monitor)| !monitor.has_exited());
+        door.kept.retain(|(monitor, _)| !monitor.has_exited());
         door.hear(&ready);
         if ready.first() == Some(&true) {
             door.welcome();
@@ -170,14 +181,17 @@ pub(crate) fn serve(args: &DoorArgs) -> Result<u8, Failure> {
         }
     }
     let _ = fs::remove_file(&args.socket);
+    for (monitor, _) in &door.kept {
+        let _ = monitor.kill();
+    }
     Ok(0)
 }
 
-impl Caller {
+impl Stage {
     /// The socket that says what comes next.
-    fn heard(&self) -> Option<BorrowedFd<'_>> {
-        match &self.stage {
-            Stage::Speaks { .. } => Some(self.socket.as_fd()),
+    fn heard<'a>(&'a self, caller: &'a Caller) -> Option<BorrowedFd<'a>> {
+        match self {
+            Stage::Speaks { .. } => Some(caller.socket.as_fd()),
             Stage::Asks { .. } => None,
             Stage::Asked { manager, .. } => Some(manager.as_fd()),
         }
@@ -185,7 +199,7 @@ impl Caller {
 
     /// When something is to be done, whatever is heard.
     fn due(&self) -> Option<Instant> {
-        match &self.stage {
+        match self {
             Stage::Speaks { until, .. } => Some(*until),
             Stage::Asks { at, .. } => Some(*at),
             Stage::Asked { .. } => None,
@@ -195,7 +209,8 @@ impl Caller {
 
 impl Door {
     fn due(&self) -> Option<Duration> {
-        let next = self.callers.iter().filter_map(Caller::due).min()?;
+        let next = (self.callers.iter()).filter_map(|(_, stage)| stage.due());
+        let next = next.min()?;
         Some(next.saturating_duration_since(Instant::now()))
     }
 
@@ -209,7 +224,8 @@ impl Door {
             Some(listener) => PollFd::new(listener, PollFlags::IN),
             None => PollFd::from_borrowed_fd(none, PollFlags::empty()),
         });
-        fds.extend(self.callers.iter().map(|caller| match caller.heard() {
+        let callers = self.callers.iter();
+        fds.extend(callers.map(|(caller, stage)| match stage.heard(caller) {
             Some(socket) => PollFd::from_borrowed_fd(socket, PollFlags::IN),
             None => PollFd::from_borrowed_fd(none, PollFlags::empty()),
         }));
@@ -235,82 +251,92 @@ impl Door {
         let known = peer.and_then(|peer| Ok((peer.pidfd.numbers()?[0], peer.pidfd)));
         let Ok((pid, pidfd)) = known else { return };
         // One process keeps no other from being heard.
-        if self.callers.iter().any(|caller| caller.pid == pid) {
+        if self.callers.iter().any(|(caller, _)| caller.pid == pid) {
             return self.tell(&format!(
                 "process {pid} has connected a second time before its first message was whole; only \
                  the first is heard"
             ));
         }
-        self.callers.push(Caller {
+        let caller = Caller {
             socket,
             pidfd,
             pid,
-            stage: Stage::Speaks {
-                text: Vec::new(),
-                fds: Vec::new(),
-                until: Instant::now() + PATIENCE,
-            },
-        });
+            fds: Vec::new(),
+        };
+        let speaks = Stage::Speaks {
+            text: Vec::new(),
+            until: Instant::now() + PATIENCE,
+        };
+        self.callers.push((caller, speaks));
     }
 
     /// Goes on with each caller that has said something, or that is due.
     ///
     /// * `ready`: as of [`Door::wait`].
     fn hear(&mut self, ready: &[bool]) {
-        for (at, caller) in std::mem::take(&mut self.callers).into_iter().enumerate() {
-            let is_due = caller.due().is_some_and(|due| due <= Instant::now());
+        let callers = std::mem::take(&mut self.callers);
+        for (at, (mut caller, stage)) in callers.into_iter().enumerate() {
+            let is_due = stage.due().is_some_and(|due| due <= Instant::now());
             let has_said = ready.get(at + 1) == Some(&true);
-            let pid = caller.pid;
-            match self.go_on(caller, has_said, is_due) {
-                Ok(Some(caller)) => self.callers.push(caller),
-                Ok(None) => {}
-                Err(why) => self.tell(&format!(
-                    "the machine of process {pid} is not served, and its memory is missing: {why}"
-                )),
+            match self.go_on(&mut caller, stage, has_said, is_due) {
+                Ok(Next::Waits(stage)) => self.callers.push((caller, stage)),
+                Ok(Next::Gone) => {}
+                Ok(Next::Served) => self.served.push((caller.pid, caller.pidfd)),
+                Err(why) => self.refuse(caller, &why),
             }
         }
     }
 
-    /// Goes one step on with a caller. `None`: it is through.
+    fn refuse(&mut self, caller: Caller, why: &NotServed) {
+        self.tell(&format!(
+            "the machine of process {} is not served, and its memory is missing: {why}",
+            caller.pid
+        ));
+        if caller.fds.is_empty() {
+            return;
+        }
+        if self.kept.len() >= KEPT_MAX {
+            let _ = caller.pidfd.kill();
+        }
+        self.kept.push((caller.pidfd, caller.fds));
+    }
+
+    /// Goes one step on with a caller.
     fn go_on(
-        &mut self,
-        caller: Caller,
+        &self,
+        caller: &mut Caller,
+        stage: Stage,
         has_said: bool,
         is_due: bool,
-    ) -> Result<Option<Caller>, NotServed> {
-        let pid = caller.pid;
-        let stage = match caller.stage {
-            Stage::Speaks { text, fds, until } if has_said => {
-                let heard = hear_more(&caller.socket, text, fds)?;
-                let Some((text, fds)) = heard else {
-                    return Ok(None);
-                };
-                match (firecracker::parse(&text, self.bytes)?, fds.len()) {
-                    (_, 2..) => return Err(NotServed::Descriptors(fds.len())),
+    ) -> Result<Next, NotServed> {
+        let stage = match stage {
+            Stage::Speaks { mut text, until } if has_said => {
+                if !hear_more(caller, &mut text)? {
+                    return Ok(Next::Gone);
+                }
+                match (firecracker::parse(&text, self.bytes)?, caller.fds.len()) {
+                    (_, 2..) => return Err(NotServed::Descriptors(caller.fds.len())),
                     // Its descriptor may come after its message.
-                    (None, _) | (_, 0) => Stage::Speaks { text, fds, until },
-                    (Some(_), _) if self.serves(pid) => return Err(NotServed::Twice),
+                    (None, _) | (_, 0) => Stage::Speaks { text, until },
+                    (Some(_), _) if self.serves(caller.pid) => return Err(NotServed::Twice),
                     (Some(handover), _) => {
-                        let at = Instant::now();
-                        let wish = Wish::of(&Order::bytes(&handover), fds, &caller.pidfd, pid)?;
-                        self.ask(wish, at)
+                        let wish = Wish::of(Order::bytes(&handover), caller)?;
+                        self.ask(caller, wish, Instant::now())
                     }
                 }
             }
-            Stage::Speaks { text, fds, .. } if is_due => {
+            Stage::Speaks { text, .. } if is_due => {
                 let is_whole = firecracker::parse(&text, self.bytes)?.is_some();
-                return Err(if is_whole && fds.is_empty() {
+                return Err(if is_whole && caller.fds.is_empty() {
                     NotServed::Descriptors(0)
                 } else {
                     NotServed::Late
                 });
             }
-            Stage::Asks { wish, at } if is_due => self.ask(wish, at),
+            Stage::Asks { wish, at } if is_due => self.ask(caller, wish, at),
             Stage::Asked { wish, manager } if has_said => match answer(&manager) {
-                Some(Taken::Yes) => return Ok(self.served_from_now_on((pid, caller.pidfd))),
-                Some(Taken::Already) if wish.again => {
-                    return Ok(self.served_from_now_on((pid, caller.pidfd)));
-                }
+                Some(Taken::Yes) => return Ok(Next::Served),
+                Some(Taken::Already) if wish.again => return Ok(Next::Served),
                 Some(Taken::Already) => return Err(NotServed::Twice),
                 Some(Taken::Refused(why)) => return Err(NotServed::ByManager(why)),
                 // It has died.
@@ -324,12 +350,7 @@ impl Door {
             },
             stage => stage,
         };
-        Ok(Some(Caller { stage, ..caller }))
-    }
-
-    fn served_from_now_on(&mut self, (pid, monitor): (u32, PidFd)) -> Option<Caller> {
-        self.served.push((pid, monitor));
-        None
+        Ok(Next::Waits(stage))
     }
 
     /// Whether the memory of this process is served. Its number is no other's while it lives.
@@ -339,8 +360,8 @@ impl Door {
     }
 
     /// Asks the manager, or has it asked later if there is none at the moment.
-    fn ask(&self, wish: Wish, at: Instant) -> Stage {
-        match self.try_ask(&wish) {
+    fn ask(&self, caller: &Caller, wish: Wish, at: Instant) -> Stage {
+        match self.try_ask(caller, &wish) {
             Ok(manager) => Stage::Asked { wish, manager },
             Err(_) => Stage::Asks {
                 wish,
@@ -349,12 +370,13 @@ impl Door {
         }
     }
 
-    fn try_ask(&self, wish: &Wish) -> io::Result<OwnedFd> {
+    fn try_ask(&self, caller: &Caller, wish: &Wish) -> io::Result<OwnedFd> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let kind = SocketType::SEQPACKET;
         let manager = rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None)?;
         rustix::net::connect(&manager, &self.manager)?;
-        let fds = [wish.uffd.as_fd(), wish.pidfd.as_fd(), wish.pagemap.as_fd()];
+        let mut fds: Vec<_> = caller.fds.iter().map(OwnedFd::as_fd).collect();
+        fds.extend([caller.pidfd.as_fd(), wish.pagemap.as_fd()]);
         fdpass::send(manager.as_fd(), &wish.order, &fds)?;
         Ok(manager)
     }
@@ -364,8 +386,13 @@ impl Door {
     fn leave(&mut self, path: &Path) {
         if self.listener.take().is_some() {
             let _ = fs::remove_file(path);
-            self.callers
-                .retain(|caller| !matches!(caller.stage, Stage::Speaks { .. }));
+            let callers = std::mem::take(&mut self.callers);
+            for (caller, stage) in callers {
+                match stage {
+                    Stage::Speaks { .. } => self.refuse(caller, &NotServed::Leaves),
+                    stage => self.callers.push((caller, stage)),
+                }
+            }
             match self.served.len() {
                 0 => {}
                 count => self.tell(&format!(
@@ -375,7 +402,9 @@ impl Door {
             }
             return;
         }
-        self.callers.clear();
+        for (caller, _) in std::mem::take(&mut self.callers) {
+            self.refuse(caller, &NotServed::Leaves);
+        }
         for (_, monitor) in self.served.drain(..) {
             let _ = monitor.kill();
         }
@@ -391,39 +420,30 @@ impl Door {
 }
 
 impl Wish {
-    fn of(order: &[u8], mut fds: Vec<OwnedFd>, pidfd: &PidFd, pid: u32) -> Result<Wish, NotServed> {
-        let uffd = fds.pop().ok_or(NotServed::Descriptors(0))?;
-        let pagemap = Pagemap::open(pid).map_err(NotServed::Closed)?;
+    fn of(order: Vec<u8>, caller: &Caller) -> Result<Wish, NotServed> {
+        let pagemap = Pagemap::open(caller.pid).map_err(NotServed::Closed)?;
         // The number is not another's by now.
-        if pidfd.has_exited() {
+        if caller.pidfd.has_exited() {
             return Err(NotServed::Ended);
         }
         Ok(Wish {
-            order: order.to_vec(),
-            uffd,
-            pidfd: pidfd.as_fd().try_clone_to_owned()?,
+            order,
             pagemap,
             again: false,
         })
     }
 }
 
-/// Text and descriptors that have come so far.
-type Heard = (Vec<u8>, Vec<OwnedFd>);
-
-/// Adds what a monitor says to what it has said. `None`: it has connected, and said nothing.
-fn hear_more(
-    socket: &OwnedFd,
-    mut text: Vec<u8>,
-    mut fds: Vec<OwnedFd>,
-) -> Result<Option<Heard>, NotServed> {
+/// Adds what a monitor says to the text and the descriptors that have come. False: it has
+/// connected, and said nothing.
+fn hear_more(caller: &mut Caller, text: &mut Vec<u8>) -> Result<bool, NotServed> {
     let mut room = [0; 16 << 10];
-    match fdpass::receive(socket.as_fd(), &mut room) {
-        Ok((0, _)) if text.is_empty() && fds.is_empty() => return Ok(None),
+    match fdpass::receive(caller.socket.as_fd(), &mut room) {
+        Ok((0, _)) if text.is_empty() && caller.fds.is_empty() => return Ok(false),
         Ok((0, _)) => return Err(NotServed::Ended),
         Ok((got, more)) => {
             text.extend(&room[..got]);
-            fds.extend(more);
+            caller.fds.extend(more);
         }
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
         Err(_) => return Err(NotServed::Ended),
@@ -431,7 +451,7 @@ fn hear_more(
     if text.len() > MESSAGE_MAX {
         return Err(Refused::TooLong.into());
     }
-    Ok(Some((text, fds)))
+    Ok(true)
 }
 
 /// The manager's answer. `None`: there is none, and it has died.

@@ -268,6 +268,14 @@ static int restore(const char *path, int percent, int writes) {
     return bad ? WRONG : 0;
 }
 
+// Reads a page that was not used yet, and tells by a file beside the socket that it was there.
+static int reads(const char *path) {
+    char name[200];
+    snprintf(name, 200, "%s.read", path);
+    if (!region[1][(pages / 2 - 1) * WORDS]) creat(name, 0600);
+    return 0;
+}
+
 static int hostile(const char *path, const char *how) {
     int forks = !strcmp(how, "forks"), uffd = make_memory(forks ? UFFD_FEATURE_EVENT_FORK : 0), null = open("/dev/null", O_RDONLY), to = call(path), both[2] = { uffd, null };
     char *text = malloc(2 << 20);
@@ -290,8 +298,16 @@ static int hostile(const char *path, const char *how) {
         say(to, text, length, &uffd, 1);
         char byte;
         while (read(to, &byte, 1) > 0) continue; // it is served now
-        if (!fork()) _exit(0);
+        // The parent is ended, and the child when it reads.
+        if (!fork()) _exit(reads(path));
+        sleep(20);
         return 1;
+    } else if (!strcmp(how, "reads")) {
+        // It keeps no copy of its userfaultfd.
+        say(to, "no list", 7, &uffd, 1), close(uffd);
+        char byte;
+        while (read(to, &byte, 1) > 0) continue; // it is refused now
+        return reads(path);
     }
     else if (!strcmp(how, "megabyte")) {
         memset(text, ' ', 2 << 20), text[0] = '[';

@@ -4,10 +4,12 @@
 
 use std::os::fd::AsFd;
 
-use undercroft_base::{Bytes, Slot};
+use undercroft_base::{Bytes, Slot, VirtRange};
 use undercroft_proto::legacy::{Fds, Flag, Number, Row};
 use undercroft_sys::pagemap::Pagemap;
 use undercroft_sys::process::PidFd;
+use undercroft_sys::procfs::{self, Vma};
+use undercroft_sys::uffd::{Uffd, UffdError};
 
 /// The process that has the memory: its monitor.
 pub(crate) struct Handed {
@@ -29,5 +31,35 @@ impl Handed {
         row.put_fd(Fds::Pagemap, Some(self.pagemap.as_fd()));
         row.set(Flag::Managed);
         row.set(Flag::Handed);
+    }
+
+    /// Makes every page an error that a fork child of the monitor lacks: with `child` closed, it
+    /// would be zeros. Also where the monitor registered memory that it did not name.
+    ///
+    /// * `ranges`: of the machine's memory.
+    pub(super) fn refuse_child(&self, ranges: &[VirtRange], child: &Uffd) {
+        let mut maps = String::new();
+        let mapped = procfs::read_maps(self.pid, &mut maps);
+        let others = maps.lines().filter_map(Vma::parse).map(|of| of.range);
+        // Most of them are not registered, and refuse.
+        let others = others.filter(|_| mapped.is_ok());
+        ranges
+            .iter()
+            .copied()
+            .chain(others)
+            .for_each(|range| refuse(child, range));
+    }
+}
+
+fn refuse(child: &Uffd, range: VirtRange) {
+    let mut next = range.start;
+    while next < range.end {
+        next = match child.poison(VirtRange::new(next, range.end)) {
+            Err(UffdError::Exists { done }) => next.plus(done + 1),
+            Err(UffdError::LayoutChanging { done } | UffdError::NoMemory { done }) if done > 0 => {
+                next.plus(done)
+            }
+            _ => return,
+        };
     }
 }

@@ -88,11 +88,11 @@ fn apply(shared: &Shared, process: &Process, event: Message, receipt: &Receipt, 
     let space = process.space;
     shared.signals.stir();
     if let Message::Fork { child } = event {
-        if process.handed.is_some() {
-            // Only a monitor that asked for it has such an event. The child's first missing page
-            // waits: with its descriptor closed, it would read zeros.
-            std::mem::forget(child);
-            return process.end("it forked, and the memory of its child is not known");
+        if let Some(handed) = &process.handed {
+            // Only a monitor that asked for it has such an event.
+            let regions = shared.books.engine().books().regions(space).to_vec();
+            handed.refuse_child(&regions, &child);
+            return process.end("it forked, and the memory of its child is not served");
         }
         return fork(shared, process, child);
     }

@@ -6,11 +6,12 @@ use std::ffi::OsStr;
 use std::fs::{self, OpenOptions};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 use undercroft_tests::{
-    Job, MIB, Outcome, Running, build_static, processes, rounds, say, setting, turn,
+    Job, MIB, Outcome, Process, Running, build_static, processes, rounds, say, setting, turn,
 };
 
 use crate::takeover::{manager_of, under_kills};
@@ -173,12 +174,28 @@ fn hostile_monitors_are_refused_with_the_reason_and_others_are_untouched() {
     let outcome = served.job("hostile", &["forks"]).run();
     let signal = outcome.status.and_then(|status| status.signal());
     assert_eq!(signal, Some(9), "{outcome}");
+    // Its child reads a page that was not served, which is an error: no zeros, and no wait.
+    let begun = Instant::now();
+    let is_child = |of: &Process| of.command.ends_with("forks") && of.state != 'Z';
+    while processes().iter().any(is_child) {
+        assert!(begun.elapsed() < Duration::from_secs(10), "its child waits");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let was_read = served.folder.path().join("socket.read");
+    assert!(!was_read.exists(), "its child has read zeros");
     // The keeper passes the manager's words on.
     served.run.until("word", 10, |run| {
         run.errors().contains("it forked").then_some(())
     });
     check(&other.wait().expect(0));
+    // One that is refused, and keeps no copy of its userfaultfd, waits until the run ends.
+    let waits = served.job("hostile", &["reads"]).start();
+    served.run.until("word", 10, |run| {
+        run.errors().matches("it is no JSON array").nth(1).map(drop)
+    });
     served.end();
+    let signal = waits.wait().status.and_then(|status| status.signal());
+    assert!(signal == Some(9) && !was_read.exists(), "{signal:?}");
 }
 
 /// Pages that the file has no more are errors, not zeros.
