@@ -113,6 +113,7 @@ pub fn serve(
     // The usual soft limit is less than the connections take, and one that cannot be accepted would
     // wake the loop again and again.
     process::raise_open_files_limit();
+    process::share_one_heap();
     let mut outcome = Ok(());
     // The runs of this user that a daemon gave memory to: they come back.
     let runs = status::snapshots().into_iter();

@@ -391,6 +391,16 @@ fn hold_while(job: impl FnOnce()) -> ! {
     pause_for_ever()
 }
 
+/// Has all threads of this process share one heap. Otherwise the allocator of glibc makes up to
+/// eight for each CPU, and keeps what they had at their peak. For processes that seldom allocate.
+pub fn share_one_heap() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: sets a number of the allocator's; it takes its own lock.
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, 1);
+    }
+}
+
 /// Closes the standard streams: readers of their other ends must not wait for this process.
 pub fn close_standard_streams() {
     for number in 0..=2 {

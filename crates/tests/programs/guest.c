@@ -20,25 +20,14 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "machine.h"
+
 enum { WRONG = 86, WORDS = 512, COMMON = 16, MANY = 256, THREADS_MAX = 16, TOLD = 1, RAW = 2 };
 
 static struct { uint32_t count; char zeros, given; } *known;
 static uint64_t *memory, pages, threads, seed, lasts, sums[THREADS_MAX];
 static uint64_t increments, checks, given, empty, wrong;
 static int fd;
-
-static uint64_t mix(uint64_t x) {
-    x ^= x >> 31, x *= 0x7fb5d329728ea185u, x ^= x >> 27, x *= 0x81dadef4bc2dd44du;
-    return x ^ x >> 33;
-}
-
-static uint64_t now(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return time.tv_sec * 1000000000u + time.tv_nsec;
-}
-
-static void add(uint64_t *to, uint64_t count) { __atomic_fetch_add(to, count, __ATOMIC_RELAXED); }
 
 // Half of the pages compress badly. The first word is left out: it may be everybody's.
 static uint64_t begin(uint64_t page, int word) {

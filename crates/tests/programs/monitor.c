@@ -29,6 +29,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "machine.h"
+
 enum { PAGE = 4096, WORDS = 512, WRONG = 86, THREADS_MAX = 16, NO_UFFD = 3 };
 
 static uint64_t pages, threads, seconds, seed;
@@ -37,19 +39,6 @@ static uint32_t *counts;             // increments of a page
 static char *zeroed;                 // it was dropped
 static uint64_t increments, checks, dropped, zeros, wrong;
 static int common_from;
-
-static uint64_t mix(uint64_t x) {
-    x ^= x >> 31, x *= 0x7fb5d329728ea185u, x ^= x >> 27, x *= 0x81dadef4bc2dd44du;
-    return x ^ x >> 33;
-}
-
-static uint64_t now(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return time.tv_sec * 1000000000u + time.tv_nsec;
-}
-
-static void add(uint64_t *to, uint64_t count) { __atomic_fetch_add(to, count, __ATOMIC_RELAXED); }
 
 static void die(const char *what) {
     perror(what);

@@ -114,6 +114,18 @@ pub fn setting(name: &str, default: u64) -> u64 {
     }
 }
 
+/// Options of a run in which nothing but this policy decides what leaves, and no page comes along.
+pub fn policy_alone(policy: &str) -> [&str; 6] {
+    [
+        "--policy",
+        policy,
+        "--prefetch",
+        "none",
+        "--access-scan",
+        "never",
+    ]
+}
+
 /// Rounds or a size of a test: what a change runs, or what `cargo xtask test --all` runs, which
 /// sets `UNDERCROFT_TEST_ALL=1`. A change's must still fail without what the test guards.
 pub fn rounds<T>(change: T, all: T) -> T {

@@ -108,8 +108,8 @@ impl Mark {
             }
         }
         for pidfd in self.machines() {
-            lived += usize::from(!pidfd.has_exited());
-            let _ = pidfd.kill();
+            // A number of another table may be no process.
+            lived += usize::from(!pidfd.has_exited() && pidfd.kill().is_ok());
         }
         lived
     }

@@ -7,7 +7,8 @@ use std::process::Command;
 use rustix::process::Signal;
 use serde_json::Value;
 use undercroft_tests::{
-    Job, MIB, Running, build, find, has_access_bits, say, skip, turn, undercroft, undercroft_lab,
+    Job, MIB, Running, build, find, has_access_bits, policy_alone, say, skip, turn, undercroft,
+    undercroft_lab,
 };
 
 /// Builds a policy of the folder `policies`. `None`: the compiler is missing, and that was said.
@@ -162,14 +163,7 @@ fn product(policy: &str) -> (f64, u64, Value) {
     let spill = folder.path().join("spill").display().to_string();
     let outcome = Job::new(build("matmul"))
         .args([COLUMNS, ROWS].map(|of| of.to_string()))
-        .options([
-            "--policy",
-            policy,
-            "--prefetch",
-            "none",
-            "--access-scan",
-            "never",
-        ])
+        .options(policy_alone(policy))
         .limit(COLUMNS * COLUMNS * 4 * 4 / 5 + MIB)
         .tier(&format!("file:{spill},size=1G"))
         .run()

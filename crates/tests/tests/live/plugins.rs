@@ -7,7 +7,8 @@ use std::process::Command;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use undercroft_tests::{
-    Job, MIB, Outcome, Running, build, find, rounds, skip, turn, undercroft, undercroft_lab,
+    Job, MIB, Outcome, Running, build, find, policy_alone, rounds, skip, turn, undercroft,
+    undercroft_lab,
 };
 
 use crate::daemon::Daemon;
@@ -63,14 +64,7 @@ fn walk_over(folder: &Path, policy: &str, times: &str) -> Job {
     Job::new(build("touch"))
         .args(["96", "--rounds", times])
         .limit(48 * MIB)
-        .options([
-            "--policy",
-            policy,
-            "--prefetch",
-            "none",
-            "--access-scan",
-            "never",
-        ])
+        .options(policy_alone(policy))
         .tier("ram,max=3M")
         .tier(&format!("file:{spill},size=1G"))
 }
@@ -222,8 +216,7 @@ fn slow_walk(policy: &str) -> Outcome {
     let job = Job::new(build("touch"))
         .args(["48", "--rounds", "1", "--pace", "250"])
         .limit(24 * MIB)
-        .options(["--policy", policy, "--prefetch", "none"])
-        .options(["--access-scan", "never"])
+        .options(policy_alone(policy))
         .tier(&format!("file:{spill},size=1G"));
     let mut run = job.timeout(100).start();
     run.until("memory that is filled", 60, |run| {

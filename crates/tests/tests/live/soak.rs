@@ -20,9 +20,8 @@ const MEMORY: u64 = 160 * MIB;
 /// The status with which a client ends if a byte is wrong.
 const WRONG: i32 = 86;
 
-/// The daemon may keep this much more than one that has just begun: its allocator's. It
-/// had 1.0 to 1.8 MiB after 5 s (12 runs), and 1.8 after 40 s (two).
-const KEPT_KIB: u64 = 1536;
+/// The daemon may keep this much more than one that has just begun: its allocator's.
+const KEPT_KIB: u64 = 1024;
 
 /// Longest time until all is as it was before.
 const GONE: Duration = Duration::from_secs(30);
