@@ -88,8 +88,8 @@ pub(crate) fn run(args: RunArgs) -> Result<(), Failure> {
     })?;
     let tested = match (&args.undercroft, args.kernel_only) {
         (_, true) => None,
-        (Some(path), _) => Some(path.clone()),
-        (None, _) => Some(beside(&own)?),
+        (Some(path), _) => Some(there(path.clone())?),
+        (None, _) => Some(there(own.with_file_name("undercroft"))?),
     };
     let names: Vec<String> = match args.name.as_str() {
         ALL => undercroft_experiments::list()
@@ -131,9 +131,8 @@ pub(crate) fn run(args: RunArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The `undercroft` in the folder of this program.
-fn beside(own: &Path) -> Result<PathBuf, Failure> {
-    let path = own.with_file_name("undercroft");
+/// The binary to measure, if it is there: known before the machine's swap is waited for.
+fn there(path: PathBuf) -> Result<PathBuf, Failure> {
     if path.is_file() {
         return Ok(path);
     }

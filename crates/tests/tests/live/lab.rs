@@ -1,12 +1,25 @@
 //! Experiments of the lab that run undercroft itself, at small sizes.
 
 use serde_json::Value;
-use undercroft_tests::{Job, find, programs_folder, say, turn, undercroft, undercroft_lab};
+use undercroft_tests::{Job, find, programs_folder, say, skip, turn, undercroft, undercroft_lab};
+
+/// True, with a message, while this machine swaps: the lab measures nothing beside other swap.
+fn swap_is_on() -> bool {
+    let text = std::fs::read_to_string("/proc/swaps").expect("mounted /proc");
+    let on = text.lines().nth(1);
+    if let Some(on) = on {
+        skip(&format!("other swap is on: {on}"));
+    }
+    on.is_some()
+}
 
 #[test]
 fn experiments_with_tiers_have_all_their_rows() {
     let name = "experiments_with_tiers_have_all_their_rows";
     turn!(one_at_a_time, "they run undercroft themselves");
+    if swap_is_on() {
+        return;
+    }
     let has_fio = find("fio").is_some();
     if !has_fio {
         say(&format!("SKIPPED: {name}: tier-bandwidth: no fio"));
@@ -41,6 +54,9 @@ fn experiments_with_tiers_have_all_their_rows() {
 fn threads_of_one_memory_are_measured_counted_and_modelled() {
     let name = "threads_of_one_memory_are_measured_counted_and_modelled";
     turn!(one_at_a_time, "they run undercroft themselves");
+    if swap_is_on() {
+        return;
+    }
     let out = tempfile::tempdir_in(programs_folder()).expect("a folder on a disk");
     let path = out.path().display().to_string();
     let tested = undercroft().display().to_string();
