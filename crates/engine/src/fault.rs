@@ -220,7 +220,10 @@ impl<L: Ledger> Faults<'_, L> {
             self.engine.stats.swap_in += 1
         }
         self.engine.plan_page(plan, no, fault.page, entry, true);
-        if fresh || !self.engine.plan_linked(plan, fault, no) {
+        let found = !fresh
+            && (self.engine.plan_linked(plan, fault, no)
+                || self.engine.source.is_some() && self.engine.plan_known(plan, fault, no));
+        if !found {
             self.engine.plan_window(plan, fault, fresh);
         }
         self.engine.see_plan(plan);
@@ -380,7 +383,7 @@ impl<L: Ledger> Engine<L> {
     }
 
     /// Most pages that may come along with a fault on page `no`: none if it is large.
-    fn along_max(&self, no: PageNo) -> i64 {
+    pub(crate) fn along_max(&self, no: PageNo) -> i64 {
         let most = match self.config.room {
             Room::Ahead => (self.room_to_come() + 1) * 3 / 4, // and the faulting page's own
             Room::AfterPlan => self.config.limit.pages_floor().0 as i64 / 2,

@@ -306,6 +306,9 @@ impl<L: Ledger> Layout<'_, L> {
         let effect = self.unmapped(space, EVERYTHING);
         self.engine.table.remove_space(space);
         self.engine.waiters.retain(|(of, _)| *of != space);
+        if let Some(source) = &mut self.engine.source {
+            source.forget(space);
+        }
         effect
     }
 }

@@ -43,6 +43,7 @@ mod page_table;
 pub mod reclaim;
 mod recover;
 mod seen;
+mod source;
 mod stamps;
 mod stats;
 mod upsets;
@@ -190,6 +191,8 @@ pub struct Engine<L> {
     /// Bit i: tier i is closed. It gets no new copy, and its copies are moved away.
     closed: u8,
     expected: fault::Expected,
+    /// The file that memory begins as, if the run serves one.
+    source: Option<source::Source>,
     over_limit: PageCount,
     /// How latency control has turned the knobs; `None`: it is off.
     turned: Option<reclaim::Turned>,
@@ -304,6 +307,7 @@ impl<L: Ledger> Engine<L> {
             orphans: upsets::Orphans::default(),
             waiters: VecDeque::with_capacity(limits::WAITERS_MAX),
             expected: fault::Expected::default(),
+            source: None,
             over_limit: PageCount(0),
             turned: None,
             victims: Vec::with_capacity(limits::EVICT_PAGES_MAX),

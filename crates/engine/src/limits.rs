@@ -30,6 +30,16 @@ pub const RECENT_PAGES: usize = 32;
 /// Pages that can move have this much memory at least, if others cannot: 8 MiB.
 pub const FLOOR_MIN: PageCount = PageCount(2048);
 
+/// Pages of a snapshot's file that are known to be needed: those of 4 GiB. 4 MiB of memory.
+pub const KNOWN_MAX: u64 = 1 << 20;
+
+/// Regions of all spaces to which known pages are brought. A monitor that cuts its memory into more
+/// gets none.
+pub const KNOWN_REGIONS: usize = 4096;
+
+/// Known pages that are looked at for one fault: some are in memory.
+pub const KNOWN_LOOKS: usize = 4 * LOAD_PAGES_MAX;
+
 /// Faults that may wait for room at once, before the oldest is woken to fault again.
 pub const WAITERS_MAX: usize = 1024;
 

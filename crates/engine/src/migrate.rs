@@ -14,6 +14,7 @@ use crate::batch::BatchIndex;
 use crate::ledger::Ledger;
 use crate::limits::{DEMOTE_PAGES_MAX, DEMOTE_SCAN_MAX, DRAIN_SCAN_MAX, STAMP_EVICTIONS};
 use crate::reclaim::{BUFFER_ROOM_MIN, Mover};
+use crate::source::Source;
 use crate::{Engine, Evictions, Migrations};
 
 /// Evictions after which a stamp comes again. The copy of a page that is still on its way then
@@ -203,6 +204,13 @@ impl<L: Ledger> Migrations<'_, L> {
     /// offers pages to the tier; the engine leaves it out.
     pub fn close(&mut self, tier: TierId) {
         self.engine.closed |= 1 << tier.0;
+    }
+
+    /// Memory begins as the `pages` pages of `tier`, which is only read: closed for ever. Slot `n`
+    /// is page `n` modulo `pages`. One tier is so.
+    pub fn only_read(&mut self, tier: TierId, pages: PageCount) {
+        self.close(tier);
+        self.engine.source = Some(Source::new(tier, pages.0));
     }
 
     /// The tier is used again.

@@ -24,6 +24,7 @@ mod refused;
 mod regions;
 mod reserve;
 mod set_aside;
+mod source;
 mod unsure;
 mod upset;
 mod waiters;

@@ -138,7 +138,8 @@ impl Books {
         }
         for (at, tier) in tiers.iter().enumerate() {
             if tier.facts().is_source {
-                engine.migrations().close(TierId(at as u8));
+                let pages = tier.tier.info().capacity.pages_floor();
+                engine.migrations().only_read(TierId(at as u8), pages);
             }
         }
         Books {

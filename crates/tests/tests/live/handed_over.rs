@@ -314,6 +314,18 @@ fn many_machines_read_their_snapshot_once() {
             "the file was in memory: {read} of {used} bytes"
         );
         assert!(read <= most * used, "{prefetch}: {read} of {used} bytes");
+        let faults = || {
+            let status = served.run.status().expect("it runs");
+            status["faults"]["total"].as_u64().expect("a number")
+        };
+        let before = faults();
+        start(0).wait().expect(0);
+        let more = (faults() - before) as f64;
+        let pages = used / PAGE as f64;
+        say(&format!(
+            "one more machine, prefetch {prefetch}: {more} faults for {pages} pages"
+        ));
+        assert_eq!(more < pages / 20.0, prefetch != "none", "{more} of {pages}");
         served.end();
     }
 }
