@@ -477,6 +477,8 @@ fn pause_for_ever() -> ! {
 
 /// CAP_SYS_PTRACE.
 const CAP_SYS_PTRACE: u32 = 19;
+/// CAP_SYS_NICE.
+const CAP_SYS_NICE: u32 = 23;
 
 /// Whether a user's process has CAP_SYS_PTRACE for those that it starts: in its ambient set, as
 /// setpriv(1) and systemd put it there. Root's processes have it by their user.
@@ -487,8 +489,17 @@ pub fn passes_ptrace_on() -> bool {
 
 /// Whether this process has CAP_SYS_PTRACE. Inside a user namespace that says little.
 pub fn has_ptrace() -> bool {
+    has_effective(CAP_SYS_PTRACE)
+}
+
+/// Whether this process may advise the kernel about the memory of another one (CAP_SYS_NICE).
+pub fn has_sys_nice() -> bool {
+    has_effective(CAP_SYS_NICE)
+}
+
+fn has_effective(capability: u32) -> bool {
     let effective = status_hex(std::process::id(), "CapEff").unwrap_or(0);
-    effective >> CAP_SYS_PTRACE & 1 == 1
+    effective >> capability & 1 == 1
 }
 
 /// Makes this process's files in /proc its own again, as those of a program are: file capabilities

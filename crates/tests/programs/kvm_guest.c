@@ -17,6 +17,10 @@
 //     from a snapshot, and all compress well. Prints JSON.
 //   work MIB VCPUS SEED VISITS BURST
 //     `race` without its check. Prints JSON.
+//   hot MIB VCPUS SEED HOT_MIB TIMES COLD REST_US
+//     the first virtual CPU reads and increments the first word of each page of the first HOT_MIB, again
+//     and again, and each time reads COLD pages of the rest, in turn. SIGTERM ends that. Then all words
+//     are compared. Prints `filled` before, and then how often, and words that are wrong.
 //   fill MIB VCPUS SEED: all pages are written once, each with equal words of 32 bits. Then waits for
 //     its input to end.
 // Status 77: no KVM here. 86: a word was wrong.
@@ -43,7 +47,7 @@
 typedef uint64_t u64;
 typedef volatile u64 word;
 enum { PAGE = 4096, WORDS = 512, CPUS = 8, SLOW_TICKS = 4000, NO_KVM = 77, WRONG = 86 };
-enum { FILL = 1, SAME, COMPARE, INCREMENT, BALLOON, READ };  // what a virtual CPU is asked for
+enum { FILL = 1, SAME, COMPARE, INCREMENT, BALLOON, READ, SWEEP }; // what a virtual CPU is asked for
 enum { DONE = 0x10, GIVE = 0x11 };                           // ports that it writes to
 // Where things are in the guest's memory. The page tables end below 16 MiB: it has 4 GiB at most.
 enum { GDT = 0x500, BOXES = 0x10000, STACKS = 0x20000, CODE = 0x40000, STATES = 0x80000, TABLES = 0x200000 };
@@ -162,12 +166,25 @@ GUEST void read_all(struct box *box) {
     box->from = sum;
 }
 
+// The first words count the sweeps: `visits` of them so far.
+GUEST void sweep(struct box *box) {
+    for (u64 page = box->first; page < box->first + box->pages; page++) {
+        word *at = (word *)(page * PAGE);
+        u64 value = *at;
+        box->wrong += value != begin(page, 0) + box->visits;
+        *at = value + 1;
+    }
+    for (u64 page = box->from; page < box->to; page++)
+        box->wrong += ((word *)(page * PAGE))[WORDS / 2] != begin(page, WORDS / 2);
+}
+
 GUEST void run(struct box *box) {
     for (;;) {
         u64 end = box->first + box->pages, what = box->what;
         if (what == INCREMENT) increment(box);
         if (what == BALLOON) balloon(box);
         if (what == READ) read_all(box);
+        if (what == SWEEP) sweep(box);
         for (u64 page = box->first; page < end && what <= COMPARE; page++) {
             if (what == FILL) fill(page, 0, 0);
             if (what == COMPARE) box->wrong += differ(page, 0, 0);
@@ -485,6 +502,32 @@ static int work(u64 visits, u64 burst) {
     return 0;
 }
 
+static volatile sig_atomic_t over;
+
+static void end(int number) { over = number; }
+
+static int hot(u64 hot_pages, u64 times, u64 cold, u64 rest) {
+    u64 wrong = 0, next_cold = hot_pages, sweeps = 0;
+    if (hot_pages + cold > pages) return 2;
+    signal(SIGTERM, end);
+    all(FILL, 0, 0);
+    printf("filled\n"), fflush(stdout);
+    for (; sweeps < times && !over; sweeps++, next_cold += cold) {
+        if (next_cold + cold > pages) next_cold = hot_pages;
+        struct box asked = {SWEEP, 0, cpus, seed, sweeps, 0, first, hot_pages, .from = first + next_cold};
+        asked.to = asked.from + cold;
+        memcpy(box_of(0), &asked, sizeof asked);
+        pthread_join(start(0), 0);
+        wrong += box_of(0)->wrong;
+        usleep(rest);
+    }
+    for (u64 page = first; page < first + hot_pages; page++) *(word *)(memory + page * PAGE) -= sweeps;
+    all(COMPARE, 0, 0);
+    wrong += sum_wrong();
+    printf("%lu %lu\n", sweeps, wrong);
+    return wrong ? WRONG : 0;
+}
+
 int main(int argc, char **argv) {
     if (argc < 5) return 2;
     const char *mode = argv[1], *how = argc > 7 ? argv[7] : "";
@@ -500,6 +543,7 @@ int main(int argc, char **argv) {
     if (!strcmp(mode, "race")) return race(visits, burst, how);
     if (!strcmp(mode, "faults")) return faults(visits);
     if (!strcmp(mode, "work")) return work(visits, burst);
+    if (!strcmp(mode, "hot")) return argc < 9 ? 2 : hot(visits << 8, burst, atoi(argv[7]), atoi(argv[8]));
     all(SAME, 0, 0);
     printf("filled\n"), fflush(stdout);
     return getchar() == EOF ? 0 : 2;

@@ -227,7 +227,7 @@ mod tests {
 
     use super::*;
     use crate::top::list::Order;
-    use undercroft_proto::report::{GuestMemory, StallBoundReport, TierSnapshot};
+    use undercroft_proto::report::{GuestAccess, GuestMemory, StallBoundReport, TierSnapshot};
 
     /// A run as `status --json` gives it. `at`: seconds since its start.
     fn snapshot(pid: u32, at: f64, faults: u64, stall: f64) -> Snapshot {
@@ -435,6 +435,7 @@ mod tests {
             stored_bytes: 90 << 20,
             given_back_bytes: 30 << 20,
             handed_over: None,
+            access: GuestAccess::Scanned,
         });
         for width in [60, 120] {
             let mut list = List::new(Order::Faults);

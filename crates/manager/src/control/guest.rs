@@ -25,6 +25,7 @@ use crate::space::guest::Guest;
 use crate::space::parts::{CHUNKS, next_parts};
 use crate::space::process::Process;
 use crate::space::shared::Shared;
+use crate::sync::lock;
 
 /// How long a monitor may take to map the memory whole, and to keep it from its children.
 const SETTING_UP: Duration = Duration::from_secs(2);
@@ -127,6 +128,7 @@ impl GuestWatch {
                 .and_then(|process| process.hosted.as_ref())
                 .map_or(0, |hosted| hosted.guest.given_back().bytes().0),
             handed_over: None,
+            access: *lock(&shared.gauges.scans.guest),
         })
     }
 

@@ -248,13 +248,23 @@ impl Memories {
     }
 }
 
+/// How often pages are looked at, if the user wants that, and by what. A guest needs no scanner.
+type Scans = (Option<AccessScanner>, Duration);
+
 /// The scanner that reads Accessed bits all the time, if the user wants that.
-fn scanner(launch: &Launch) -> Result<Option<(AccessScanner, Duration)>, StartError> {
+fn scanner(launch: &Launch) -> Result<Option<Scans>, StartError> {
     match launch.options.access_scan {
-        AccessScan::Every(interval) => {
-            let scanner = AccessScanner::open().map_err(StartError::NoAccessBits)?;
-            Ok(Some((scanner, interval)))
-        }
+        AccessScan::Every(interval) => match AccessScanner::open() {
+            Ok(scanner) => Ok(Some((Some(scanner), interval))),
+            Err(why) if launch.guest.is_some() => {
+                crate::log::warn(&format!(
+                    "the uses of the machine's memory are looked at, those of the monitor's own \
+                     are not: {why}"
+                ));
+                Ok(Some((None, interval)))
+            }
+            Err(why) => Err(StartError::NoAccessBits(why)),
+        },
         AccessScan::Auto | AccessScan::Never => Ok(None),
     }
 }
@@ -353,7 +363,7 @@ fn close_remote(shared: &Shared) {
 fn start_threads(
     shared: &Arc<Shared>,
     watch: &Watch,
-    scanner: Option<(AccessScanner, Duration)>,
+    scanner: Option<Scans>,
     in_hand: Option<Vec<InHand>>,
 ) -> io::Result<Vec<JoinHandle<()>>> {
     let mut threads = Vec::new();

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use undercroft_base::{Bytes, Nanos, SpaceId, VirtRange};
 use undercroft_engine::{BooksView, Ledger};
+use undercroft_proto::report::GuestAccess;
 use undercroft_qos::LatencyBound;
 
 use self::ages::AgeGauge;
@@ -95,6 +96,8 @@ pub(crate) struct Scans {
     pub count: AtomicU64,
     pub nanos: AtomicU64,
     pub pages_used: AtomicU64,
+    /// The last look at a guest.
+    pub guest: Mutex<GuestAccess>,
     /// Most bytes that were used to remember pages from scan to scan.
     pub metadata: AtomicU64,
 }

@@ -13,6 +13,8 @@
 //!   unread. An error that remains costs a wrong guess of the policy.
 //! - The engine is locked for at most [`TOUCH_PAGES`] pages at a time, and no other lock is held.
 //!   [`Pace`] bounds the time, so large programs are scanned less often than the user asked.
+//! - The pages of a guest are found otherwise (`guest_access.rs`), by the same thread, at the same
+//!   interval and under the same bound. What is found goes the same ways.
 //! - Unless the user gave an interval, or the run's policy file asks for one (`scans.rs`), no
 //!   scanner is made and no bit is read while no page leaves: the policy needs no order then.
 //!
@@ -28,13 +30,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use undercroft_base::{BASE_PAGE_BYTES, Nanos, SpaceId, VirtPage, VirtRange};
-use undercroft_engine::limits::EVICT_PAGES_MAX;
-use undercroft_proto::report::Ages;
-use undercroft_sys::access::{self, AccessError, AccessScanner, BLOCK_PAGES, BlockScan, ClearRefs};
+use undercroft_base::{Nanos, SpaceId, VirtPage, VirtRange};
+use undercroft_proto::report::{Ages, GuestAccess};
+use undercroft_sys::access::{self, AccessError, AccessScanner, BLOCK_PAGES, ClearRefs};
 use undercroft_sys::process;
 
 use crate::books::runs::RUNS_MAX;
+use crate::space::findings::{Last, TICK, used_before};
+use crate::space::guest_access::GuestScans;
 use crate::space::process::Process;
 use crate::space::scans::ForPolicy;
 use crate::space::shared::Shared;
@@ -51,9 +54,9 @@ const WAITS: u32 = 10;
 /// Scans on demand: one is due after this time if any page has left.
 const AT_LEAST_EVERY: Duration = Duration::from_millis(500);
 
-/// Most pages of a run that is named to leave: as many as a batch beside another may have.
-const NAMED_PAGES: u64 = 32;
-const _: () = assert!(NAMED_PAGES as usize <= EVICT_PAGES_MAX / 2);
+/// The cost of a use of a page of a guest that a scan has taken out of page tables: the CPU maps it
+/// again. Measured under KVM with shadow pages; threads of the host pay a quarter of it.
+const USE_COST: Duration = Duration::from_micros(8);
 
 /// Time without a page that leaves, after which the rest of those that were named stay.
 const STUCK: Duration = Duration::from_secs(10);
@@ -125,113 +128,6 @@ impl Pace {
     }
 }
 
-/// Findings of the last scan in a block.
-struct Block {
-    /// The frames of its pages at the last scan: 0 = none.
-    frames: [u8; BLOCK_PAGES as usize],
-    /// When each page was seen used, or came, in [`TICK`]s since the start. Empty: ages are
-    /// not asked for.
-    used: Vec<u32>,
-}
-
-/// Resolution of ages.
-const TICK: Duration = Duration::from_millis(100);
-
-/// Findings of the last scan in an address space. Blocks without resident pages are left out.
-#[derive(Default)]
-struct Last {
-    blocks: HashMap<VirtPage, Box<Block>>,
-}
-
-impl Last {
-    /// Appends the pages of `block` that were used since the last scan, and remembers the block.
-    ///
-    /// * `now`: the time in [`TICK`]s; `None`: ages are not remembered.
-    fn used(
-        &mut self,
-        block: &BlockScan,
-        now: Option<u32>,
-        next: &mut Last,
-        out: &mut Vec<VirtPage>,
-    ) {
-        let mut kept = self.blocks.remove(&block.start).unwrap_or_else(|| {
-            Box::new(Block {
-                frames: [0; BLOCK_PAGES as usize],
-                used: now.map_or(Vec::new(), |now| vec![now; BLOCK_PAGES as usize]),
-            })
-        });
-        for (at, frame) in block.frames.iter().enumerate() {
-            let stays = *frame != 0 && *frame == kept.frames[at];
-            let used = block.is_accessed(at);
-            if stays && used {
-                out.push(block.start.plus(at as u64));
-            }
-            if let Some(last) = kept.used.get_mut(at)
-                && (used || !stays)
-            {
-                *last = now.unwrap_or_default();
-            }
-        }
-        kept.frames = block.frames;
-        next.blocks.insert(block.start, kept);
-    }
-
-    /// Bytes of what is remembered.
-    fn bytes(&self) -> u64 {
-        let all = self.blocks.values();
-        all.map(|of| (size_of::<(VirtPage, Block)>() + 4 * of.used.len()) as u64)
-            .sum()
-    }
-
-    /// Counts the pages in memory by age.
-    fn add_to(&self, ages: &mut Ages, now: u32) {
-        for block in self.blocks.values() {
-            for (frame, last) in block.frames.iter().zip(&block.used) {
-                if *frame != 0 {
-                    let age = u64::from(now.saturating_sub(*last)) * TICK.as_nanos() as u64;
-                    ages.add(Nanos(age), BASE_PAGE_BYTES as u64);
-                }
-            }
-        }
-    }
-
-    /// The pages in memory that were used at `until` for the last time, or before it, in runs of at
-    /// most [`NAMED_PAGES`], in ascending order.
-    fn unused_since(&self, until: u32) -> impl Iterator<Item = VirtRange> {
-        let mut blocks: Vec<_> = self.blocks.iter().collect();
-        blocks.sort_unstable_by_key(|(start, _)| **start);
-        let all = blocks.into_iter();
-        all.flat_map(move |(start, block)| block.unused_since(*start, until))
-    }
-}
-
-impl Block {
-    /// * `start`: its first page.
-    fn unused_since(&self, start: VirtPage, until: u32) -> Vec<VirtRange> {
-        let mut runs: Vec<VirtRange> = Vec::new();
-        for (at, last) in self.used.iter().enumerate() {
-            if self.frames[at] == 0 || *last > until {
-                continue;
-            }
-            let page = start.plus(at as u64);
-            match runs.last_mut() {
-                Some(run) if run.end == page && run.count().0 < NAMED_PAGES => {
-                    run.end = page.plus(1);
-                }
-                _ => runs.push(VirtRange::one(page)),
-            }
-        }
-        runs
-    }
-}
-
-/// When a page was last used that had not been used for `older` at a scan. `None`: there was no
-/// run then. What was used after that scan is not known, so the time since it does not count.
-fn used_before(scanned: u32, older: Duration) -> Option<u32> {
-    let ticks = older.as_millis().div_ceil(TICK.as_millis());
-    scanned.checked_sub(u32::try_from(ticks).ok()?)
-}
-
 /// The parts of `ranges` in the blocks that begin at `starts`; both ascend. Neighbours are one
 /// range.
 fn parts(ranges: &[VirtRange], starts: &[VirtPage]) -> Vec<VirtRange> {
@@ -276,7 +172,9 @@ fn sleep(shared: &Shared, pause: Duration) -> bool {
 /// State of the `uc-access` thread.
 pub(crate) struct Accesses {
     shared: Arc<Shared>,
-    scanner: AccessScanner,
+    /// `None`: this machine gives no Accessed bits, and the run has a guest, which needs none.
+    scanner: Option<AccessScanner>,
+    guests: GuestScans,
     pace: Pace,
     /// Pages evicted so far, as of the last scan or rest, and when that was.
     left: u64,
@@ -284,6 +182,8 @@ pub(crate) struct Accesses {
     /// How long threads had waited for pages by then, and how long the last scan took.
     waited: Nanos,
     took: Duration,
+    /// Costs of the scan that is under way for the program, beside the time that it takes.
+    charge: Duration,
     last: HashMap<SpaceId, Last>,
     /// When the last scan ended that found something, in [`TICK`]s since the start.
     scanned: u32,
@@ -304,7 +204,9 @@ pub(crate) struct Accesses {
 
 impl Accesses {
     /// Scans at `interval` until the run ends: a thread's life.
-    pub(crate) fn every(shared: Arc<Shared>, scanner: AccessScanner, interval: Duration) {
+    ///
+    /// * `scanner`: `None` only if the run has a guest.
+    pub(crate) fn every(shared: Arc<Shared>, scanner: Option<AccessScanner>, interval: Duration) {
         Accesses::new(shared, scanner, Pace::every(interval)).run();
     }
 
@@ -321,7 +223,8 @@ impl Accesses {
         }
         let _ = process::set_affinity(0, &shared.cpu_plan.worker_cpus());
         match AccessScanner::open() {
-            Ok(scanner) => Accesses::new(shared, scanner, Pace::AUTO).run(),
+            Ok(scanner) => Accesses::new(shared, Some(scanner), Pace::AUTO).run(),
+            Err(_) if shared.guest.is_some() => Accesses::new(shared, None, Pace::AUTO).run(),
             Err(why) => {
                 while !asks() {
                     if !sleep(&shared, LOOKS[1]) {
@@ -335,15 +238,17 @@ impl Accesses {
         }
     }
 
-    fn new(shared: Arc<Shared>, scanner: AccessScanner, pace: Pace) -> Accesses {
+    fn new(shared: Arc<Shared>, scanner: Option<AccessScanner>, pace: Pace) -> Accesses {
         Accesses {
             shared,
             scanner,
+            guests: GuestScans::new(),
             pace,
             left: 0,
             since: Instant::now(),
             waited: Nanos(0),
             took: Duration::ZERO,
+            charge: Duration::ZERO,
             last: HashMap::new(),
             scanned: 0,
             has_scanned: false,
@@ -385,7 +290,10 @@ impl Accesses {
             let mut scanned = false;
             let _ = self.policy.due(&self.shared); // of another file nothing is remembered
             for process in &processes {
-                if process.managed.load(Ordering::Relaxed) && process.has_running_identity() {
+                if process.hosted.is_some() {
+                    scanned |= self.scan_guest(process);
+                } else if process.managed.load(Ordering::Relaxed) && process.has_running_identity()
+                {
                     let has_relatives = !self.shared.processes.relatives(process).is_empty();
                     // The bits of shared pages are cleared under a lock that installations wait
                     // for. That is done only if the user gave an interval.
@@ -414,7 +322,8 @@ impl Accesses {
             self.shared.gauges.ages.set(ages);
         }
         let took = began.elapsed();
-        self.took = took;
+        let charge = std::mem::take(&mut self.charge);
+        self.took = took + charge;
         let scans = &self.shared.gauges.scans;
         if scanned {
             scans.count.fetch_add(1, Ordering::Relaxed);
@@ -425,7 +334,7 @@ impl Accesses {
         scans.metadata.fetch_max(metadata, Ordering::Relaxed);
         self.policy.tell(&self.shared);
         self.has_scanned = true;
-        let least = took * (self.pace.share - 1);
+        let least = took * (self.pace.share - 1) + charge * self.pace.share;
         self.earliest = Instant::now() + least;
         self.pace.interval.saturating_sub(took).max(least)
     }
@@ -529,6 +438,31 @@ impl Accesses {
         next
     }
 
+    /// Scans and touches the pages of a guest. False if nothing is known of their use.
+    fn scan_guest(&mut self, process: &Process) -> bool {
+        let before = self.last.remove(&process.space);
+        let (again, mut last) = (before.is_some(), before.unwrap_or_default());
+        let mut next = Last::default();
+        self.used.clear();
+        let (now, used) = (self.ticks(), &mut self.used);
+        let done = self.guests.scan(process, |seen| {
+            let block = seen.block(last.frames(seen.start));
+            last.used(&block, now, &mut next, used);
+        });
+        let Some(done) = done else {
+            return false; // its process ends
+        };
+        *lock(&self.shared.gauges.scans.guest) = done;
+        if done != GuestAccess::Scanned {
+            return false;
+        }
+        self.charge += USE_COST * self.used.len() as u32;
+        self.last.insert(process.space, next);
+        self.tell(process);
+        self.policy.note(process.space, &self.used, again);
+        true
+    }
+
     /// Scans, touches and clears the pages of a process. False if there was nothing to scan.
     fn scan(&mut self, process: &Process, has_relatives: bool) -> bool {
         let (Some(pid), Some(identity)) = (process.pid(), process.identity.get()) else {
@@ -546,7 +480,10 @@ impl Accesses {
         self.set.clear();
         let now = self.ticks();
         let (used, set) = (&mut self.used, &mut self.set);
-        let scanned = self.scanner.scan(pid, &blocks, |block| {
+        let Some(scanner) = &mut self.scanner else {
+            return false;
+        };
+        let scanned = scanner.scan(pid, &blocks, |block| {
             if block.accessed != [0; BLOCK_PAGES as usize / 64] {
                 set.push(block.start);
             }
@@ -626,19 +563,6 @@ impl Accesses {
 mod tests {
     use super::*;
 
-    fn block(pages: &[(usize, u8, bool)]) -> BlockScan {
-        let mut block = BlockScan {
-            start: VirtPage(512),
-            frames: [0; 512],
-            accessed: [0; 8],
-        };
-        for (at, frame, accessed) in pages {
-            block.frames[*at] = *frame;
-            block.accessed[at / 64] |= u64::from(*accessed) << (at % 64);
-        }
-        block
-    }
-
     #[test]
     fn only_blocks_with_bits_set_are_cleared_and_nothing_between_ranges() {
         let range = |start, end| VirtRange::new(VirtPage(start), VirtPage(end));
@@ -681,69 +605,5 @@ mod tests {
         assert_eq!(next(1, 0, 500), Next::Scan);
         assert_eq!(next(0, 600, 499), Next::Wait);
         assert_eq!(next(0, 600, 500), Next::Rest);
-    }
-
-    #[test]
-    fn a_page_is_used_from_the_second_scan_on_and_only_in_the_same_frame() {
-        let mut last = Last::default();
-        let mut scan = |pages: &[(usize, u8, bool)]| -> Vec<u64> {
-            let (mut next, mut used) = (Last::default(), Vec::new());
-            last.used(&block(pages), None, &mut next, &mut used);
-            last = next;
-            used.iter().map(|page| page.0 - 512).collect()
-        };
-        assert_eq!(scan(&[(1, 7, true), (2, 8, true), (3, 9, false)]), [0; 0]);
-        // 2 left and came back; 4 is new; 3 is used for the first time.
-        assert_eq!(
-            scan(&[(1, 7, true), (2, 5, true), (3, 9, true), (4, 6, true)]),
-            [1, 3]
-        );
-        assert_eq!(scan(&[(1, 7, false), (2, 5, true), (4, 6, true)]), [2, 4]);
-        assert_eq!(scan(&[(3, 9, true)]), [0; 0], "it was away meanwhile");
-    }
-
-    #[test]
-    fn time_since_the_last_scan_makes_no_page_old() {
-        let ms = Duration::from_millis;
-        assert_eq!(used_before(600, ms(60_000)), Some(0));
-        assert_eq!(used_before(600, ms(59_901)), Some(0));
-        assert_eq!(used_before(600, ms(1)), Some(599), "used at the scan: 600");
-        assert_eq!(used_before(600, ms(60_001)), None);
-        assert_eq!(used_before(600, Duration::MAX), None);
-    }
-
-    #[test]
-    fn a_page_ages_from_its_arrival_and_from_each_use() {
-        let mut last = Last::default();
-        let mut scan = |now: u32, pages: &[(usize, u8, bool)]| {
-            let mut next = Last::default();
-            last.used(&block(pages), Some(now), &mut next, &mut Vec::new());
-            last = next;
-            let mut ages = Ages::default();
-            last.add_to(&mut ages, now);
-            let unused = |until: u32| -> Vec<(u64, u64)> {
-                let runs = last.unused_since(until);
-                runs.map(|run| (run.start.0 - 512, run.count().0)).collect()
-            };
-            let pages = [0, 1].map(|at| ages.unused[at].bytes / 4096);
-            (pages, unused(now - 10), unused(now - 100))
-        };
-        let four = [(1, 7, true), (2, 8, true), (3, 9, false), (4, 5, false)];
-        assert_eq!(scan(1000, &four), ([0, 0], vec![], vec![]));
-        // 1 is used; 2 has another frame; 3 and 4 are as they were, for a second.
-        let next = [(1, 7, true), (2, 5, false), (3, 9, false), (4, 5, false)];
-        assert_eq!(scan(1010, &next), ([2, 0], vec![(3, 2)], vec![]));
-        let later = next.map(|(at, frame, _)| (at, frame, false));
-        assert_eq!(scan(1109, &later), ([4, 2], vec![(1, 4)], vec![(3, 2)]));
-        // 3 left, and another page is in its place.
-        let others = [(1, 7, false), (3, 9, false)];
-        assert_eq!(
-            scan(1110, &others[..1]),
-            ([1, 1], vec![(1, 1)], vec![(1, 1)])
-        );
-        assert_eq!(scan(1200, &others), ([1, 1], vec![(1, 1)], vec![(1, 1)]));
-        let all: Vec<_> = (0..512).map(|at| (at, 1, false)).collect();
-        let _ = scan(1300, &all);
-        assert_eq!(scan(1310, &all).1.len(), 16, "a run has 32 pages at most");
     }
 }

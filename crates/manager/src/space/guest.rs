@@ -85,6 +85,8 @@ pub(crate) struct Guest {
     /// Held while pages are protected that are on their way out from now on.
     begins: Mutex<()>,
     leaving: Leaving,
+    /// A bit for each page: it was installed since that was asked last, or is about to be.
+    arrivals: Box<[AtomicU64]>,
     /// Pages that were installed, less those that were punched, since it was asked last.
     balance: AtomicI64,
     /// Pages that were found to be given back.
@@ -94,7 +96,9 @@ pub(crate) struct Guest {
 impl Guest {
     /// * `base`: where `object` is mapped whole, in the address space of `uffd`.
     pub(crate) fn new(object: Arc<MemoryObject>, uffd: Uffd, base: VirtPage) -> Guest {
+        let words = object.whole().count().0.div_ceil(64);
         Guest {
+            arrivals: (0..words).map(|_| AtomicU64::new(0)).collect(),
             object,
             view: View { uffd, base },
             begins: Mutex::default(),
@@ -108,6 +112,25 @@ impl Guest {
     /// back. Pages that come or leave meanwhile may be counted the next time.
     pub(crate) fn take_balance(&self) -> i64 {
         self.balance.swap(0, Ordering::Relaxed)
+    }
+
+    /// Pages that are about to be installed. Said before, so that no scan takes a page that is just
+    /// there for one that was used.
+    fn come(&self, range: VirtRange) {
+        for page in range.start.0..range.end.0 {
+            if let Some(word) = self.arrivals.get(page as usize / 64) {
+                word.fetch_or(1 << (page % 64), Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// The pages that came to a block since that was asked last: a bit each.
+    pub(super) fn take_arrivals<const WORDS: usize>(&self, start: VirtPage) -> [u64; WORDS] {
+        let words = self.arrivals.get(start.0 as usize / 64..).unwrap_or(&[]);
+        std::array::from_fn(|at| {
+            let word = words.get(at);
+            word.map_or(0, |word| word.swap(0, Ordering::Relaxed))
+        })
     }
 
     /// Counts pages of which `result` says how many were installed.
@@ -160,7 +183,7 @@ impl Guest {
     }
 
     /// Where these pages are mapped. Pages behind the end are left out.
-    fn at(&self, range: VirtRange) -> VirtRange {
+    pub(super) fn at(&self, range: VirtRange) -> VirtRange {
         let pages = range.intersect(self.object.whole());
         let base = self.view.base.0;
         VirtRange::new(pages.start.plus(base), pages.end.plus(base))
@@ -206,7 +229,9 @@ impl Space for Guest {
 
     fn install(&self, at: VirtPage, bytes: &[u8], wake: Wake) -> Result<(), UffdError> {
         let count = (bytes.len() / BASE_PAGE_BYTES) as u64;
-        self.leaving.wait(VirtRange::new(at, at.plus(count)));
+        let pages = VirtRange::new(at, at.plus(count));
+        self.leaving.wait(pages);
+        self.come(pages);
         let to = self.at(VirtRange::one(at)).start;
         let copied = self.view.uffd.copy(to, bytes, wake == Wake::Later);
         self.came(count, copied)
@@ -214,6 +239,7 @@ impl Space for Guest {
 
     fn zero(&self, range: VirtRange, wake: Wake) -> Result<(), UffdError> {
         self.leaving.wait(range);
+        self.come(range);
         let to = self.at(range);
         let zeroed = self.view.uffd.zeropage(to, wake == Wake::Later);
         self.came(to.count().0, zeroed)

@@ -157,6 +157,38 @@ pub struct GuestMemory {
     /// is in memory cannot leave, and what has its copies in tiers was not read yet.
     #[serde(default)]
     pub handed_over: Option<u64>,
+    /// Whether it is known which pages the machine uses.
+    #[serde(default)]
+    pub access: GuestAccess,
+}
+
+/// Whether it is known which pages of a machine's memory are used (`--access-scan`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum GuestAccess {
+    /// No scan was made.
+    #[default]
+    NotScanned,
+    /// Known, from scans.
+    Scanned,
+    /// Unknown: undercroft lacks CAP_SYS_NICE.
+    NotPermitted,
+    /// Unknown as long as kernel swap is on.
+    KernelSwap,
+    /// Unknown: the kernel does not take the pages out of page tables.
+    NoEffect,
+}
+
+impl GuestAccess {
+    /// Why scans find nothing.
+    fn why_not(self) -> Option<&'static str> {
+        match self {
+            GuestAccess::NotScanned | GuestAccess::Scanned => None,
+            GuestAccess::NotPermitted => Some("undercroft lacks CAP_SYS_NICE"),
+            GuestAccess::KernelSwap => Some("kernel swap is on"),
+            GuestAccess::NoEffect => Some("the kernel leaves its pages mapped"),
+        }
+    }
 }
 
 impl GuestMemory {
@@ -180,9 +212,12 @@ impl fmt::Display for GuestMemory {
             );
         }
         write!(f, "{all}: {here} in memory, {away} in tiers")?;
-        match self.given_back_bytes {
-            0 => Ok(()),
-            bytes => write!(f, "; {} given back so far", Bytes(bytes)),
+        if self.given_back_bytes > 0 {
+            write!(f, "; {} given back so far", Bytes(self.given_back_bytes))?;
+        }
+        match self.access.why_not() {
+            Some(why) => write!(f, "; which pages it uses is not known: {why}"),
+            None => Ok(()),
         }
     }
 }

@@ -139,6 +139,7 @@ fn guest() -> GuestMemory {
         stored_bytes: 90 << 20,
         given_back_bytes: 0,
         handed_over: None,
+        access: GuestAccess::Scanned,
     }
 }
 
@@ -351,6 +352,12 @@ fn summary_shows_logical_stored_and_ratio_side_by_side() {
     assert!(text.lines().count() <= 12, "{text}");
     let guest = "guest      160.0 MiB: 60.0 MiB in memory, 90.0 MiB in tiers\n";
     assert!(text.contains(guest), "{text}");
+    let unknown = GuestMemory {
+        access: GuestAccess::KernelSwap,
+        ..self::guest()
+    };
+    let why = "; which pages it uses is not known: kernel swap is on";
+    assert!(unknown.line().ends_with(why), "{}", unknown.line());
     assert!(human_summary(&sample(), true).contains('\x1b'));
     let piped = Report {
         signal: Some(13),

@@ -70,6 +70,8 @@ const GIB: u64 = 1 << 30;
 const VECTORS_MAX: usize = 1024;
 /// Pages of one call. Layout changes wait for the call: some 0.5 ms at most.
 const CLEAR_PAGES: u64 = 4096;
+/// The same where pages are taken out of the page tables: some 1 ms.
+const ZAP_PAGES: u64 = 512;
 
 static OBJECT: &[u8] = include_bytes!("../../bpf/access.bpf.o");
 
@@ -401,27 +403,45 @@ impl ClearRefs {
 /// that was used; and for each range an interrupt to each CPU that runs the process. Page faults go
 /// on meanwhile.
 pub fn clear(pidfd: BorrowedFd<'_>, ranges: &[VirtRange]) -> io::Result<()> {
+    advise(pidfd, ranges, libc::MADV_COLD, CLEAR_PAGES)
+}
+
+/// Takes pages of shared memory out of the page tables of a process (`MADV_PAGEOUT`). They stay in
+/// their file, and a protection by userfaultfd stays, too. The next use of a page maps it again,
+/// without a message if its mapping is not registered for minor faults. So a page that is mapped
+/// later was used meanwhile, also by a virtual CPU, whose uses set no Accessed bit.
+///
+/// Without an error, these stay mapped: pages that another mapping has mapped too, pages of
+/// hugetlbfs, pinned ones, and new pages that are in none of the kernel's lists yet. If the kernel
+/// has swap, it may swap the pages. Errors: no CAP_SYS_NICE, or the process is gone. Cost: some 2
+/// us a page that was mapped. Page faults go on meanwhile; changes of the layout wait for 1 ms.
+pub fn zap(pidfd: BorrowedFd<'_>, ranges: &[VirtRange]) -> io::Result<()> {
+    advise(pidfd, ranges, libc::MADV_PAGEOUT, ZAP_PAGES)
+}
+
+/// * `most`: pages of one call.
+fn advise(pidfd: BorrowedFd<'_>, ranges: &[VirtRange], advice: i32, most: u64) -> io::Result<()> {
     let mut group: Vec<VirtRange> = Vec::with_capacity(VECTORS_MAX);
     let mut pages = 0;
     for range in ranges {
         let mut start = range.start;
         while start < range.end {
-            let end = start.plus(CLEAR_PAGES - pages).min(range.end);
+            let end = start.plus(most - pages).min(range.end);
             group.push(VirtRange::new(start, end));
             pages += end.0 - start.0;
             start = end;
-            if pages == CLEAR_PAGES || group.len() == VECTORS_MAX {
-                cool(pidfd, &group)?;
+            if pages == most || group.len() == VECTORS_MAX {
+                advise_at_once(pidfd, &group, advice)?;
                 group.clear();
                 pages = 0;
             }
         }
     }
-    cool(pidfd, &group)
+    advise_at_once(pidfd, &group, advice)
 }
 
-/// [`clear`] of at most [`VECTORS_MAX`] ranges.
-fn cool(pidfd: BorrowedFd<'_>, ranges: &[VirtRange]) -> io::Result<()> {
+/// [`advise`] of at most [`VECTORS_MAX`] ranges.
+fn advise_at_once(pidfd: BorrowedFd<'_>, ranges: &[VirtRange], advice: i32) -> io::Result<()> {
     let vectors: Vec<libc::iovec> = ranges
         .iter()
         .map(|range| libc::iovec {
@@ -431,15 +451,15 @@ fn cool(pidfd: BorrowedFd<'_>, ranges: &[VirtRange]) -> io::Result<()> {
         .collect();
     let mut rest = &vectors[..];
     while let Some(first) = rest.first() {
-        // SAFETY: the addresses are another process's, or our own, where MADV_COLD changes no
-        // content; the vectors are a live slice of that length.
+        // SAFETY: the addresses are another process's, or our own, where neither MADV_COLD nor
+        // MADV_PAGEOUT changes any content; the vectors are a live slice of that length.
         let done = unsafe {
             libc::syscall(
                 libc::SYS_process_madvise,
                 pidfd.as_raw_fd(),
                 rest.as_ptr(),
                 rest.len(),
-                libc::MADV_COLD,
+                advice,
                 0,
             )
         };

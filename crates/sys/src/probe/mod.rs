@@ -69,6 +69,7 @@ impl KernelReport {
             fifo(who).named("real-time priority"),
             layout_watch(who).named("layout watch"),
             access_bits(who).named("access bits"),
+            guest_access(trial::zap_one_page(), who).named("guest access"),
             Swaps::open().check(),
             memory_group().named("memory group"),
             huge_pages(&sysfs("/sys/kernel/mm/transparent_hugepage/enabled"))
@@ -588,6 +589,26 @@ fn access_bits(who: Who) -> Check {
                 _ => "leave --access-scan out; nothing else needs them".to_owned(),
             },
         ),
+    }
+}
+
+/// Whether it can be found out which pages a virtual machine uses.
+///
+/// * `zapped`: a page of this process was taken out of its page tables.
+fn guest_access(zapped: io::Result<bool>, who: Who) -> Check {
+    const ALONE: &str = "policies learn of a guest from faults alone";
+    let fixed_by = |why: &str, fix: &str| degraded(format!("not to be had: {why}; {ALONE}"), fix);
+    match zapped {
+        _ if !process::has_sys_nice() => {
+            fixed_by("CAP_SYS_NICE is missing", &who.may_have("sys_nice"))
+        }
+        _ if Swaps::open().is_any() => fixed_by("kernel swap is on", "swapoff"),
+        Ok(true) => ok("pages can be taken out of page tables: `vm --access-scan` works"),
+        Ok(false) => fixed_by(
+            "the kernel leaves shared pages mapped",
+            "Linux 6.7 or newer",
+        ),
+        Err(error) => fixed_by(&error.to_string(), "Linux 6.7 or newer"),
     }
 }
 

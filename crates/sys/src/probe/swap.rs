@@ -38,12 +38,21 @@ impl Swaps {
 
     /// The swap of now: `Missing` if pages that are moved out may be lost. Cost: some microseconds.
     pub fn check(&self) -> Check {
+        swap(&self.text(), self.kernel).named("kernel swap")
+    }
+
+    /// Whether the kernel has any swap. Cost: some microseconds.
+    pub fn is_any(&self) -> bool {
+        !active(&self.text()).is_empty()
+    }
+
+    fn text(&self) -> String {
         let mut text = String::new();
         if let Some(mut file) = self.file.as_ref() {
             let _ = file.seek(SeekFrom::Start(0));
             let _ = file.read_to_string(&mut text);
         }
-        swap(&text, self.kernel).named("kernel swap")
+        text
     }
 
     /// The file to poll, if swap that is switched on later would lose pages: its event is
@@ -58,12 +67,16 @@ fn is_old(kernel: Option<(u32, u32)>) -> bool {
     kernel.is_some_and(|version| version < MOVES_BESIDE_SWAP)
 }
 
-pub(super) fn swap(swaps: &str, kernel: Option<(u32, u32)>) -> Check {
-    let active: Vec<&str> = swaps
-        .lines()
-        .skip(1)
+/// The names in a text like that of `/proc/swaps`.
+fn active(swaps: &str) -> Vec<&str> {
+    let lines = swaps.lines().skip(1);
+    lines
         .filter_map(|line| line.split_ascii_whitespace().next())
-        .collect();
+        .collect()
+}
+
+pub(super) fn swap(swaps: &str, kernel: Option<(u32, u32)>) -> Check {
+    let active = active(swaps);
     if active.is_empty() {
         return ok("none active");
     }

@@ -3,10 +3,14 @@
 use std::io;
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
+use std::sync::atomic::Ordering;
 
 use rustix::mm::{self, MapFlags, ProtFlags};
 use undercroft_base::{BASE_PAGE_BYTES, VirtPage, VirtRange};
 
+use crate::access;
+use crate::mapping::SharedMemory;
+use crate::pagemap::{Category, Pagemap};
 use crate::process::{self, PidFd};
 use crate::uffd::{Features, RegisterMode, Uffd, UffdError};
 
@@ -54,6 +58,23 @@ impl Drop for OwnPage {
 }
 
 const TRIES_MAX: usize = 4;
+
+/// Takes a shared page of this process out of its page tables. False: it stays mapped.
+pub(super) fn zap_one_page() -> io::Result<bool> {
+    let memory = SharedMemory::create("uc-probe", BASE_PAGE_BYTES)?;
+    let (pidfd, own) = (PidFd::open(std::process::id())?, std::process::id());
+    let page = VirtPage::of(memory.words().as_ptr() as u64);
+    let range = VirtRange::one(page);
+    // A page that is new on another CPU stays mapped, and the next try may be on that CPU.
+    for _ in 0..TRIES_MAX {
+        memory.words()[0].store(1, Ordering::Relaxed);
+        access::zap(pidfd.as_fd(), &[range])?;
+        if (Pagemap::open(own)?.first(range, Category::PRESENT)?).is_none() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
 
 /// Moves one page between two mappings of this process and checks its bytes.
 pub(super) fn move_one_page(uffd: &Uffd) -> io::Result<()> {

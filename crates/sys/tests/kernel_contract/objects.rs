@@ -1,7 +1,12 @@
 //! Memory objects: a memfd that is mapped and registered as the memory of a virtual machine is.
 
-use undercroft_base::VirtRange;
+use std::os::fd::AsFd;
+
+use undercroft_base::{VirtPage, VirtRange};
+use undercroft_sys::access;
 use undercroft_sys::mapping::SharedMemory;
+use undercroft_sys::pagemap::{Category, Pagemap};
+use undercroft_sys::process::{self, PidFd};
 use undercroft_sys::uffd::{Features, RegisterMode, UffdError};
 
 use crate::bed::*;
@@ -13,6 +18,9 @@ crate::facts! {
     a_punched_page_is_missing_for_a_writer_that_waited_and_its_write_comes_after_the_copy,
     a_fork_child_that_inherits_the_mapping_reads_holes_as_zeros,
     a_view_that_is_moved_is_registered_no_more,
+    a_page_that_is_zapped_keeps_its_bytes_and_its_next_use_maps_it_without_a_message,
+    a_page_that_is_zapped_keeps_its_protection_and_a_hole_its_message,
+    a_page_that_is_mapped_twice_is_not_zapped,
 }
 
 /// An object of four pages, mapped here and registered. Page 2 is in the file, and the mapping has
@@ -129,4 +137,93 @@ fn a_view_that_is_moved_is_registered_no_more() {
     ear.silent();
     let protected = ear.write_protect(moved.range(), true);
     assert_eq!(protected, Err(UffdError::NotMapped { done: 0 }));
+}
+
+/// A view of `pages` pages whose every page has come by a copy. Everything is on one CPU, because
+/// pages in the lists of another are not zapped.
+fn view(pages: usize) -> (SharedMemory, Ear, Area) {
+    let cpus = process::allowed_cpus(0).unwrap();
+    process::set_affinity(0, &cpus[..1]).unwrap();
+    let memory = SharedMemory::create("uc-contract", pages * PAGE).unwrap();
+    let area = Area::shared(&memory);
+    let ear = Ear::new(Features::THREAD_ID);
+    ear.register(area.range(), RegisterMode::MISSING_WP)
+        .unwrap();
+    (0..pages).for_each(|page| ear.serve(area.at(page), 10));
+    (memory, ear, area)
+}
+
+fn zap(area: Area) {
+    let pidfd = PidFd::open(std::process::id()).unwrap();
+    access::zap(pidfd.as_fd(), &[area.range()]).unwrap();
+}
+
+/// The pages of the view that are mapped.
+fn mapped(area: Area) -> Vec<usize> {
+    let mut found = Vec::new();
+    let pagemap = Pagemap::open(std::process::id()).unwrap();
+    pagemap
+        .scan(area.range(), Category::PRESENT, &mut found)
+        .unwrap();
+    let pages = found.iter().flat_map(|(run, _)| run.start.0..run.end.0);
+    pages
+        .map(|page| (page - area.at(0).0) as usize)
+        .inspect(|at| assert!(area.range().contains(VirtPage(area.at(0).0 + *at as u64))))
+        .collect()
+}
+
+/// Of 256 pages 32 are used, each an eighth of them apart: no page around them is mapped along.
+fn a_page_that_is_zapped_keeps_its_bytes_and_its_next_use_maps_it_without_a_message() {
+    let (_memory, mut ear, area) = view(256);
+    assert_eq!(mapped(area).len(), 256);
+    zap(area);
+    assert_eq!(mapped(area), []);
+    for page in (0..256).step_by(8) {
+        assert_eq!(doing(move || area.read(page)).done(), 10);
+        doing(move || area.write(page, 11)).done();
+    }
+    ear.silent();
+    assert_eq!(mapped(area), (0..256).step_by(8).collect::<Vec<_>>());
+    zap(area);
+    assert_eq!(mapped(area), []);
+    for page in 0..256 {
+        let byte = if page % 8 == 0 { 11 } else { 10 };
+        assert_eq!(area.read(page), byte);
+    }
+}
+
+fn a_page_that_is_zapped_keeps_its_protection_and_a_hole_its_message() {
+    let (memory, mut ear, area) = view(4);
+    ear.write_protect(one(area, 1), true).unwrap();
+    memory.punch(2 * PAGE, PAGE).unwrap();
+    zap(area);
+    assert_eq!(doing(move || area.read(1)).done(), 10);
+    ear.silent();
+    zap(area);
+    let writer = doing(move || area.write(1, 12));
+    let fault = ear.fault();
+    assert!(fault.wp && fault.page == area.at(1), "{fault:?}");
+    writer.blocked();
+    // It leaves: its copy is made, it is punched, and the write comes after the copy.
+    zap(area);
+    memory.punch(PAGE, PAGE).unwrap();
+    ear.wake(one(area, 1)).unwrap();
+    let fault = ear.fault();
+    assert_eq!((fault.page, fault.wp), (area.at(1), false));
+    ear.serve(area.at(1), 10);
+    writer.done();
+    assert_eq!(area.read(1), 12);
+    let reader = doing(move || area.read(2));
+    assert_eq!(ear.fault().page, area.at(2));
+    ear.serve(area.at(2), 13);
+    assert_eq!(reader.done(), 13);
+}
+
+/// And no error says so. The second mapping is not registered, so pages around are mapped along.
+fn a_page_that_is_mapped_twice_is_not_zapped() {
+    let (memory, _ear, area) = view(256);
+    memory.bytes_out(100 * PAGE, &mut [0]);
+    zap(area);
+    let left = mapped(area);
+    assert!(left.contains(&100) && left.len() <= 64, "{left:?}");
 }

@@ -246,7 +246,7 @@ fn a_trace_has_the_uses_of_pages_in_memory_and_only_of_those() {
 }
 
 /// Undercroft without the capabilities `lost`; `None` if this machine cannot take them away.
-fn undercroft_without(lost: &str) -> Option<Job> {
+pub(crate) fn undercroft_without(lost: &str) -> Option<Job> {
     if plain_only() || !rustix::process::geteuid().is_root() || find("setpriv").is_none() {
         skip("needs root, setpriv and undercroft");
         return None;

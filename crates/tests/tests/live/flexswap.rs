@@ -12,7 +12,7 @@ use undercroft_tests::{
 };
 
 /// Builds a policy of the folder `policies`. `None`: the compiler is missing, and that was said.
-fn policy(name: &str, folder: &Path) -> Option<PathBuf> {
+pub(crate) fn policy(name: &str, folder: &Path) -> Option<PathBuf> {
     if find("wasm-ld").is_none() || find("clang").is_none() {
         skip("no clang or no wasm-ld: no policy can be built from C");
         return None;
@@ -33,11 +33,11 @@ fn policy(name: &str, folder: &Path) -> Option<PathBuf> {
     Some(file)
 }
 
-fn text(path: &Path) -> &str {
+pub(crate) fn text(path: &Path) -> &str {
     path.to_str().expect("a plain path")
 }
 
-fn set(run: &Running, change: &str) {
+pub(crate) fn set(run: &Running, change: &str) {
     let pid = run.keeper().to_string();
     Job::new(undercroft())
         .args(["set", &pid, change])
@@ -45,13 +45,13 @@ fn set(run: &Running, change: &str) {
         .expect(0);
 }
 
-fn count(status: &Value, path: &str) -> u64 {
+pub(crate) fn count(status: &Value, path: &str) -> u64 {
     let found = status.pointer(path).and_then(Value::as_u64);
     found.unwrap_or_else(|| panic!("no number {path}: {status}"))
 }
 
 /// A parameter of the run's policy.
-fn parameter(status: &Value, name: &str) -> Option<u64> {
+pub(crate) fn parameter(status: &Value, name: &str) -> Option<u64> {
     let all = status.pointer("/policies/plugin/parameters")?.as_array()?;
     all.iter().find(|of| of["name"] == name)?["value"].as_u64()
 }

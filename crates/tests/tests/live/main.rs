@@ -47,5 +47,6 @@ mod tiers;
 mod transparency;
 mod trees;
 mod vm;
+mod vm_access;
 mod vm_kvm;
 mod watching;

@@ -12,7 +12,7 @@ use crate::vm::guest;
 const BYTES: u64 = 64 * MIB;
 
 /// Whether there is KVM here. If not, prints that the test is skipped.
-fn has_kvm() -> bool {
+pub(crate) fn has_kvm() -> bool {
     let kvm = OpenOptions::new().read(true).write(true).open("/dev/kvm");
     if let Err(why) = &kvm {
         skip(&format!("no KVM: /dev/kvm: {why}"));
@@ -21,7 +21,7 @@ fn has_kvm() -> bool {
 }
 
 /// The guest has `cpus` virtual CPUs, which visit pages and increment `burst` words of each.
-fn race(cpus: u64, seed: u64, (visits, burst): (u64, u64), how: &str) -> Job {
+pub(crate) fn race(cpus: u64, seed: u64, (visits, burst): (u64, u64), how: &str) -> Job {
     let words = [64, cpus, seed, visits, burst].map(|word| word.to_string());
     let words: Vec<&str> = (["race"].into_iter())
         .chain(words.iter().map(String::as_str))
@@ -32,7 +32,7 @@ fn race(cpus: u64, seed: u64, (visits, burst): (u64, u64), how: &str) -> Job {
 }
 
 /// Panics unless all increments are there and pages that were given back were zeros.
-fn check(outcome: &Outcome, told: &str) {
+pub(crate) fn check(outcome: &Outcome, told: &str) {
     let [increments, wrong, missing, given, empty, filled, interrupts] = outcome.numbers();
     say(&format!(
         "kvm, {told}: {increments} increments, {missing} missing in {wrong} words; {given} pages \

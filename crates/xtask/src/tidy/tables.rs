@@ -332,6 +332,8 @@ pub(super) const MANAGER_ORDER: &[(&str, &[&str])] = &[
             "give_way",
             "watch",
             "scans",
+            "findings",
+            "guest_access",
             "access",
         ],
     ),
