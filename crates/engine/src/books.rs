@@ -37,6 +37,11 @@ impl<'e, L: Ledger> BooksView<'e, L> {
         self.engine.place.shown(part)
     }
 
+    /// The tiers in use as they were reported last, fastest first.
+    pub fn ranked_tiers(self) -> &'e [place::TierState] {
+        &self.engine.ranked
+    }
+
     /// Counters since the start.
     pub fn stats(self) -> &'e Stats {
         &self.engine.stats

@@ -264,6 +264,11 @@ impl<L: Ledger> Evictions<'_, L> {
                     self.engine.uncount(no);
                     self.engine.stats.pages_swapped_out += 1;
                     self.engine.stats.base_pages_freed += self.engine.table.base_pages(no);
+                    if let Outcome::Stored(tier, _) = outcome
+                        && !self.engine.journals.is_empty()
+                    {
+                        (self.engine).tell_placed(place.0, place.1, tier, BookEvent::Stored);
+                    }
                     if outcome == Outcome::Clean && !moved {
                         self.engine
                             .tell_page(place.0, place.1, PageEvent::LeftClean);

@@ -568,6 +568,9 @@ impl<L: Ledger> Engine<L> {
         debug_assert!(!item.demanded || item.page == fault.page);
         if item.demanded {
             self.tell(BookEvent::Faulted(fault));
+            if !item.fresh {
+                self.tell_placed(item.space, item.page, item.tier, BookEvent::Loaded);
+            }
         } else {
             self.tell_page(item.space, item.page, PageEvent::CameAlong);
         }

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use undercroft_base::{SpaceId, VirtPage, VirtRange};
+use undercroft_base::{SpaceId, TierId, VirtPage, VirtRange};
 
 use crate::{Engine, Fault};
 
@@ -20,6 +20,13 @@ pub enum BookEvent {
     BatchBegan,
     /// Something happened to one page.
     Page(SpaceId, VirtPage, PageEvent),
+    /// A new copy of the page, which leaves memory, is in the tier of this rank.
+    Stored(SpaceId, VirtPage, TierId),
+    /// The copy of the page was moved, and is in the tier of this rank.
+    Migrated(SpaceId, VirtPage, TierId),
+    /// A thread waited for the page, which came from the tier of this rank. After
+    /// [`BookEvent::Faulted`].
+    Loaded(SpaceId, VirtPage, TierId),
     /// These pages may not leave from now on.
     Locked(SpaceId, VirtRange),
     /// The program dropped what it had in the range, or nothing is mapped there any more.
@@ -89,6 +96,20 @@ impl<L> Engine<L> {
     pub(crate) fn tell(&self, event: BookEvent) {
         for journal in &self.journals {
             journal.note(event);
+        }
+    }
+
+    /// Tells the listeners where a copy is or was, if its tier is in use.
+    #[inline(never)]
+    pub(crate) fn tell_placed(
+        &self,
+        space: SpaceId,
+        page: VirtPage,
+        tier: TierId,
+        event: impl FnOnce(SpaceId, VirtPage, TierId) -> BookEvent,
+    ) {
+        if let Some(rank) = self.ranks.iter().position(|other| *other == tier) {
+            self.tell(event(space, page, TierId(rank as u8)));
         }
     }
 

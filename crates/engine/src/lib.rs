@@ -49,6 +49,7 @@ mod stats;
 mod upsets;
 mod uses;
 mod views;
+mod wished;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -76,6 +77,7 @@ pub use recover::{Found, HeldPage, Here, InHand, Recovered};
 pub use stats::Stats;
 pub use upsets::Upsets;
 pub use views::{BooksView, Discovery, Evictions, Faults, Forks, Layout, Migrations, Uses};
+pub use wished::WishedMove;
 
 /// The engine's configuration.
 #[derive(Clone, Debug)]
@@ -141,6 +143,8 @@ pub struct Engine<L> {
     prefetch: Option<Box<dyn Prefetch>>,
     /// Decides which tier keeps a page.
     place: Box<dyn Place>,
+    /// Tiers that a plugin wants pages to go to.
+    places: wished::Places,
     /// Pages to load together, if the placement policy links pages.
     linked: Option<Vec<PageNo>>,
     /// The placement policy moves groups of pages.
@@ -274,6 +278,7 @@ impl<L: Ledger> Engine<L> {
             reclaim,
             prefetch,
             place: Box::new(Waterfall),
+            places: wished::Places::default(),
             linked: None,
             moves_groups: false,
             reserve_part: Shown::default().reserve_part,

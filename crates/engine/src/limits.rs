@@ -23,6 +23,9 @@ pub const DRAIN_SCAN_MAX: u32 = 16_384;
 /// Pages that the policy may scan for one batch of victims.
 pub const SELECT_SCAN_MAX: usize = 8 * EVICT_PAGES_MAX;
 
+/// Pages whose place a plugin may wish at a time. 512 KiB, taken with the first wish.
+pub const PLACES_MAX: usize = 1 << 16;
+
 /// Minimum residency: the newest pages, which may not leave yet. Without it, a thread that needs a
 /// few pages at once makes no progress. Never more than half of the resident pages.
 pub const RECENT_PAGES: usize = 32;

@@ -15,7 +15,7 @@ use crate::ledger::Ledger;
 use crate::limits::{DEMOTE_PAGES_MAX, DEMOTE_SCAN_MAX, DRAIN_SCAN_MAX, STAMP_EVICTIONS};
 use crate::reclaim::{BUFFER_ROOM_MIN, Mover};
 use crate::source::Source;
-use crate::{Engine, Evictions, Migrations};
+use crate::{BookEvent, Engine, Evictions, Migrations};
 
 /// Evictions after which a stamp comes again. The copy of a page that is still on its way then
 /// could be taken for another of the same stamp.
@@ -347,13 +347,18 @@ impl<L: Ledger> Migrations<'_, L> {
         out: &mut Vec<DemoteItem>,
     ) -> Option<Migration> {
         let asked = self.group_wanted(now, pages)?;
-        let first = self.engine.ranked.first().map(|first| first.latency);
-        let spares = self.engine.turned.zip(first);
-        let spares = spares.is_some_and(|(turned, first)| turned.spares_buffer(first));
-        if !(spares && self.is_above(asked.to, asked.from)) {
+        if !self.spares(asked.from, asked.to) {
             self.select_group(asked.from, pages, out);
         }
         Some(asked)
+    }
+
+    /// Whether a move goes up, and latency control keeps the client out of the buffer.
+    pub(crate) fn spares(&self, from: TierId, to: TierId) -> bool {
+        let first = self.engine.ranked.first().map(|first| first.latency);
+        let spares = self.engine.turned.zip(first);
+        let spares = spares.is_some_and(|(turned, first)| turned.spares_buffer(first));
+        spares && self.is_above(to, from)
     }
 
     fn group_wanted(&mut self, now: Nanos, pages: &mut Vec<PageNo>) -> Option<Migration> {
@@ -387,7 +392,13 @@ impl<L: Ledger> Migrations<'_, L> {
         self.count_selected(out);
     }
 
-    fn select_one(&self, no: PageNo, tier: TierId, selected: u64, out: &mut Vec<DemoteItem>) {
+    pub(crate) fn select_one(
+        &self,
+        no: PageNo,
+        tier: TierId,
+        selected: u64,
+        out: &mut Vec<DemoteItem>,
+    ) {
         let entry = self.engine.table.entry(no);
         if is_in(entry, tier) && !self.engine.refs.contains_key(&(tier, entry.slot)) {
             out.push(DemoteItem {
@@ -402,7 +413,7 @@ impl<L: Ledger> Migrations<'_, L> {
 
     /// Later evictions get another stamp. A page may come back, change, and be evicted to the same
     /// slot before the move of its old bytes ends; the stamp tells the two copies apart.
-    fn count_selected(&mut self, items: &[DemoteItem]) {
+    pub(crate) fn count_selected(&mut self, items: &[DemoteItem]) {
         if !items.is_empty() {
             self.engine.evictions = (self.engine.evictions + 1).next_multiple_of(STAMP_EVICTIONS);
         }
@@ -466,6 +477,11 @@ impl<L: Ledger> Migrations<'_, L> {
         self.engine.remember_age(item.no, moved);
         self.engine.stats.demoted += 1;
         self.engine.stats.lifted += u64::from(self.is_above(to, item.tier));
+        if !self.engine.journals.is_empty() {
+            let (space, page) = self.engine.table.address(item.no);
+            self.engine
+                .tell_placed(space, page, to, BookEvent::Migrated);
+        }
     }
 
     /// The page could not be demoted. It counts as the newest now, so that others are tried first.
@@ -490,7 +506,7 @@ impl<L: Ledger> Evictions<'_, L> {
         let size = self.engine.batch.pages[at].item.size;
         let engine = &mut *self.engine;
         let order = match page {
-            Some(no) => engine.place.order(no, &engine.ranked),
+            Some(no) => engine.order_of(no),
             None => TierOrder::downwards(engine.ranks.len()), // its number may be another page's
         };
         if engine.closed == 0 && engine.in_order && engine.table.large() == 0 {
@@ -511,6 +527,20 @@ impl<L: Ledger> Evictions<'_, L> {
 }
 
 impl<L: Ledger> Engine<L> {
+    /// The tiers to offer a page to: as the placement policy says, but first where a plugin wants
+    /// it to go.
+    #[inline]
+    fn order_of(&mut self, no: PageNo) -> TierOrder {
+        let order = self.place.order(no, &self.ranked);
+        match self.places.take(no) {
+            Some(rank) if usize::from(rank.0) < self.ranks.len() => {
+                self.stats.placed += 1;
+                order.led_by(rank)
+            }
+            _ => order,
+        }
+    }
+
     /// The tiers of `order`, ranks, that take pages of this size.
     fn open_to(&self, size: PageSize, order: TierOrder) -> TierOrder {
         let mut open = TierOrder::default();
@@ -525,7 +555,7 @@ impl<L: Ledger> Engine<L> {
     }
 
     /// Size of the pages of a tier's copies.
-    fn size_of(&self, tier: TierId) -> PageSize {
+    pub(crate) fn size_of(&self, tier: TierId) -> PageSize {
         let state = self.tiers.get(usize::from(tier.0));
         state.map_or(PageSize::Base, |state| state.page)
     }

@@ -47,6 +47,8 @@ pub struct Stats {
     pub recalled: u64,
     /// Victims that a plugin had named.
     pub wished: u64,
+    /// Pages that were first offered to the tier that a plugin had wished.
+    pub placed: u64,
     /// Pages whose copies failed to verify.
     pub lost: u64,
     /// Pages that the kernel had dropped without an event.

@@ -1,11 +1,12 @@
 //! The queues of the run's plugin, what it hears and what it wishes, and the counts of both.
 
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use undercroft_base::{Bytes, SpaceId, VirtPage};
-use undercroft_plugin::{Counts, Ears, Memory, Parameter, What, Wishes};
+use undercroft_base::{Bytes, LatencyClass, SpaceId, VirtPage};
+use undercroft_plugin::{Counts, Ears, Memory, Parameter, Tier, What, Wishes};
+use undercroft_policy::place::{TIERS_MAX, TierState};
 use undercroft_proto::report::{PluginParameter, PluginReport};
 
 use crate::sync::lock;
@@ -39,6 +40,15 @@ pub(crate) struct Advice {
     /// Such wishes that were taken, and pages of these that are loaded.
     loads_asked: AtomicU64,
     loads_begun: AtomicU64,
+    /// The tiers as they were told last, fastest first.
+    tiers: [TierCell; TIERS_MAX],
+    tier_count: AtomicUsize,
+    /// Places that were looked at, and that the engine knows now.
+    places_asked: AtomicU64,
+    places_known: AtomicU64,
+    /// Pages of moves that were looked at, and those of them that moved.
+    moves_asked: AtomicU64,
+    moves_done: AtomicU64,
     heard: AtomicU64,
     failures: AtomicU64,
     flooded: AtomicU64,
@@ -52,6 +62,17 @@ pub(crate) struct Advice {
     /// A user gave one of them another value, which the plugin's thread has not taken yet.
     was_set: AtomicBool,
 }
+
+/// A tier: kind, capacity, free bytes, nanoseconds of a load. Two threads may write it at once; a
+/// plugin wishes, so numbers of two moments do no harm.
+#[derive(Default)]
+struct TierCell([AtomicU64; 4]);
+
+const CLASSES: [LatencyClass; 3] = [
+    LatencyClass::Memory,
+    LatencyClass::Nvm,
+    LatencyClass::Device,
+];
 
 /// A parameter, as users set it.
 struct Setting {
@@ -93,6 +114,54 @@ impl Advice {
             used: self.used.load(Ordering::Relaxed),
             faults: self.faults.load(Ordering::Relaxed),
         }
+    }
+
+    /// Takes note of the tiers, fastest first, if the plugin asks for them.
+    pub(crate) fn note_tiers(&self, tiers: &[TierState]) {
+        if !self.ears.asks_tiers() {
+            return;
+        }
+        for (cell, state) in self.tiers.iter().zip(tiers) {
+            let tier = Tier::of(state);
+            let words = [tier.latency as u64, tier.capacity, tier.free, tier.load_ns];
+            for (to, word) in cell.0.iter().zip(words) {
+                to.store(word, Ordering::Relaxed);
+            }
+        }
+        let count = tiers.len().min(TIERS_MAX);
+        self.tier_count.store(count, Ordering::Release);
+    }
+
+    /// The tiers, for the plugin.
+    pub(crate) fn tiers(&self) -> impl Iterator<Item = Tier> + '_ {
+        let count = self.tier_count.load(Ordering::Acquire);
+        self.tiers.iter().take(count).map(|cell| {
+            let [class, capacity, free, load_ns] =
+                std::array::from_fn(|at| cell.0[at].load(Ordering::Relaxed));
+            Tier {
+                latency: CLASSES[class as usize % CLASSES.len()],
+                capacity,
+                free,
+                load_ns,
+            }
+        })
+    }
+
+    /// Whether the plugin moves copies, and is asked.
+    pub(crate) fn moves(&self) -> bool {
+        self.ears.asks_tiers() && !self.dismissed.load(Ordering::Relaxed)
+    }
+
+    /// Of `asked` pages that the plugin wanted moved, `moved` moved.
+    pub(crate) fn note_moves(&self, asked: u64, moved: usize) {
+        self.moves_asked.fetch_add(asked, Ordering::Relaxed);
+        self.moves_done.fetch_add(moved as u64, Ordering::Relaxed);
+    }
+
+    /// The engine knows `known` of `asked` places that the plugin wished.
+    pub(crate) fn note_places(&self, asked: u64, known: u64) {
+        self.places_asked.fetch_add(asked, Ordering::Relaxed);
+        self.places_known.fetch_add(known, Ordering::Relaxed);
     }
 
     /// The evictor took `asked` wishes.
@@ -245,6 +314,10 @@ impl Advice {
             pages_chosen: count(&self.chosen),
             prefetches_wished: count(&self.loads_asked),
             prefetches_done: count(&self.loads_begun),
+            places_wished: count(&self.places_asked),
+            places_dropped: count(&self.places_asked).saturating_sub(count(&self.places_known)),
+            moves_wished: count(&self.moves_asked),
+            moves_done: count(&self.moves_done),
             scans: count(&self.scans),
             wishes_refused: count(&self.flooded) + self.wishes.dropped(),
             parameters: parameters.collect(),

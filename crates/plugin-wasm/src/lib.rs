@@ -9,8 +9,8 @@
 //! init()                                                                optional, called once
 //! ```
 
-use undercroft_base::{SpaceId, VirtPage};
-use undercroft_plugin::{Event, Failure, Host, Kind, MODULE_BYTES_MAX, Policy, What, Wish};
+use undercroft_base::{SpaceId, TierId, VirtPage};
+use undercroft_plugin::{Event, Failure, Host, Kind, MODULE_BYTES_MAX, Policy, Tier, What, Wish};
 use wasmi::errors::ErrorKind;
 use wasmi::{
     Caller, Config, EnforcedLimits, Engine, Error, Extern, Linker, Module, Store, StoreLimits,
@@ -73,7 +73,14 @@ const FUNCTIONS: &[&str] = &[
     "register_parameter",
     "get_parameter",
     "set_parameter",
+    "place",
+    "move_pages",
+    "get_tier_count",
+    "get_tier",
 ];
+
+/// Of these: a file that imports one hears where copies are.
+const OF_TIERS: &[&str] = &["place", "move_pages", "get_tier_count", "get_tier"];
 
 /// Linear memory of a plugin.
 const MEMORY_BYTES_MAX: usize = 16 << 20;
@@ -177,6 +184,7 @@ fn linker(engine: &Engine) -> Result<Linker<State>, Error> {
         saturated(caller.data().host.memory().faults)
     })?;
     link_parameters(&mut linker)?;
+    link_tiers(&mut linker)?;
     Ok(linker)
 }
 
@@ -204,6 +212,70 @@ fn link_parameters(linker: &mut Linker<State>) -> Result<(), Error> {
         "set_parameter",
         |mut caller: Caller<'_, State>, number: i32, value: i64| -> i32 {
             i32::from(caller.data_mut().host.show(number as usize, value))
+        },
+    )?;
+    Ok(())
+}
+
+/// The tier of a number of the plugin's. Of a number that no tier can have it is none of the run's.
+fn tier(number: i32) -> TierId {
+    TierId(u8::try_from(number).unwrap_or(u8::MAX))
+}
+
+/// A number of a tier, as a plugin asks for it; -1: there is no such tier, or no such number.
+fn about(tier: Option<&Tier>, what: i32) -> i64 {
+    match (tier, what) {
+        (Some(tier), 0) => tier.latency as i64,
+        (Some(tier), 1) => saturated(tier.capacity),
+        (Some(tier), 2) => saturated(tier.free),
+        (Some(tier), 3) => saturated(tier.load_ns),
+        _ => -1,
+    }
+}
+
+fn link_tiers(linker: &mut Linker<State>) -> Result<(), Error> {
+    linker.func_wrap(
+        OURS,
+        "place",
+        |mut caller: Caller<'_, State>, space: i32, page: i64, to: i32| -> i32 {
+            let wish = Wish {
+                what: What::Place(tier(to)),
+                space: SpaceId(space as u32),
+                page: VirtPage(page as u64),
+            };
+            i32::from(caller.data_mut().host.wish(wish))
+        },
+    )?;
+    linker.func_wrap(
+        OURS,
+        "move_pages",
+        |mut caller: Caller<'_, State>,
+         space: i32,
+         page: i64,
+         pages: i32,
+         from: i32,
+         to: i32|
+         -> i32 {
+            let wish = Wish {
+                what: What::Move {
+                    pages: u64::from(pages as u32),
+                    from: tier(from),
+                    to: tier(to),
+                },
+                space: SpaceId(space as u32),
+                page: VirtPage(page as u64),
+            };
+            i32::from(caller.data_mut().host.wish(wish))
+        },
+    )?;
+    linker.func_wrap(OURS, "get_tier_count", |caller: Caller<'_, State>| -> i32 {
+        caller.data().host.tiers().len() as i32
+    })?;
+    linker.func_wrap(
+        OURS,
+        "get_tier",
+        |caller: Caller<'_, State>, tier: i32, what: i32| -> i64 {
+            about(caller.data().host.tiers().get(tier as usize), what)
         },
     )?;
     Ok(())
@@ -301,6 +373,9 @@ impl Plugin {
             .any(|import| import.name() == "get_fault_ip")
         {
             host.ask_instructions();
+        }
+        if (module.imports()).any(|import| OF_TIERS.contains(&import.name())) {
+            host.ask_tiers();
         }
         Ok(Plugin { store, on_event })
     }

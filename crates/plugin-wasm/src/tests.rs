@@ -1,6 +1,7 @@
 //! Files that are refused, what a hostile policy gets, and that a right one is heard.
 
-use undercroft_plugin::{Desk, Memory};
+use undercroft_base::LatencyClass;
+use undercroft_plugin::{Desk, Memory, MovesFree};
 
 use super::*;
 
@@ -280,6 +281,68 @@ fn wishes_of_both_kinds_come_in_their_order_with_any_numbers_and_share_the_bound
     let flood = tell(&mut desk, Kind::Fault, 0);
     assert_eq!((flood.len(), desk.counts().flooded), (512, 1000 - 509 + 2));
     assert_eq!(desk.counts().failures, 0, "the refused ones were told so");
+}
+
+const OF_TIERS: &str = r#"
+    (import "undercroft" "place" (func $place (param i32 i64 i32) (result i32)))
+    (import "undercroft" "move_pages" (func $move (param i32 i64 i32 i32 i32) (result i32)))
+    (import "undercroft" "get_tier_count" (func $tiers (result i32)))
+    (import "undercroft" "get_tier" (func $tier (param i32 i32) (result i64)))"#;
+
+#[test]
+fn a_policy_of_tiers_asks_about_them_and_wishes_places_and_moves_within_bounds() {
+    let mut desk = desk(&text(
+        OF_TIERS,
+        r#"(if (i32.ne (call $tiers) (i32.const 2)) (then (unreachable)))
+           (if (i64.ne (call $tier (i32.const 1) (i32.const 0)) (i64.const 2))
+            (then (unreachable)))
+           (if (i64.ne (call $tier (i32.const 0) (i32.const 1)) (i64.const 100))
+            (then (unreachable)))
+           (if (i64.ne (call $tier (i32.const 1) (i32.const 2)) (i64.const 50))
+            (then (unreachable)))
+           (if (i64.ne (call $tier (i32.const 0) (i32.const 3)) (i64.const 7))
+            (then (unreachable)))
+           (if (i64.ne (call $tier (i32.const 2) (i32.const 0)) (i64.const -1))
+            (then (unreachable)))
+           (if (i64.ne (call $tier (i32.const -1) (i32.const 9)) (i64.const -1))
+            (then (unreachable)))
+           (drop (call $place (local.get $space) (local.get $page) (i32.const 1)))
+           (drop (call $place (local.get $space) (local.get $page) (i32.const -1)))
+           (if (call $move (local.get $space) (i64.const 0) (i32.const 0) (i32.const 0)
+            (i32.const 1)) (then (unreachable)))
+           (if (call $move (local.get $space) (i64.const 0) (i32.const 257) (i32.const 0)
+            (i32.const 1)) (then (unreachable)))
+           (if (i32.ne (call $move (local.get $space) (i64.const 512) (i32.const 256)
+            (i32.const 0) (i32.const 1)) (i32.wrap_i64 (local.get $detail)))
+            (then (unreachable)))"#,
+        "",
+    ));
+    assert!(desk.asks_tiers() && !self::desk(&text(IMPORTS, "", "")).asks_tiers());
+    let tier = |latency| Tier {
+        latency,
+        capacity: 100,
+        free: 50,
+        load_ns: 7,
+    };
+    let tiers = [LatencyClass::Memory, LatencyClass::Device].map(tier);
+    desk.tiers(tiers.into_iter(), MovesFree { up: 0, down: 512 });
+    let mut told = |detail| {
+        let mut wishes = Vec::new();
+        let event = Event::plain(Kind::Tick, detail);
+        desk.hear(&event, &mut |wish: Wish| wishes.push(wish.what));
+        (wishes, desk.counts().failures)
+    };
+    let places = [TierId(1), TierId(u8::MAX)].map(What::Place);
+    let moves = What::Move {
+        pages: 256,
+        from: TierId(0),
+        to: TierId(1),
+    };
+    let both = [places[0], places[1], moves].to_vec();
+    assert_eq!(told(1), (both.clone(), 0));
+    assert_eq!(told(1), (both, 0));
+    assert_eq!(told(0), (places.to_vec(), 0), "no more moves may wait");
+    assert_eq!(desk.counts().flooded, 2 * 3 + 1);
 }
 
 #[test]

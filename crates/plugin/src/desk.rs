@@ -1,8 +1,8 @@
 //! Gives events to a policy, and takes its wishes. Counts what it does wrong.
 
-use crate::ears::Wish;
+use crate::ears::{MovesFree, Wish};
 use crate::event::{Event, Kind};
-use crate::host::{Host, Memory, Parameter};
+use crate::host::{Host, Memory, Parameter, Tier};
 use crate::{Failure, Policy};
 
 /// A policy that has failed so often is not asked again.
@@ -67,6 +67,12 @@ impl Desk {
         }
     }
 
+    /// Tells the policy what the tiers are now, fastest first, and how many pages more moves may
+    /// have. Before events.
+    pub fn tiers(&mut self, tiers: impl Iterator<Item = Tier>, free: MovesFree) {
+        self.host.set_tiers(tiers, free);
+    }
+
     /// Has the policy hear one event, and passes its wishes on.
     pub fn hear(&mut self, event: &Event, wish: &mut dyn FnMut(Wish)) {
         if self.counts.dismissed {
@@ -113,6 +119,11 @@ impl Desk {
     /// Whether it asks which instructions fault.
     pub fn asks_instructions(&self) -> bool {
         self.host.asks_instructions()
+    }
+
+    /// Whether it asks where copies are, or wishes that.
+    pub fn asks_tiers(&self) -> bool {
+        self.host.asks_tiers()
     }
 
     /// Numbers and values of parameters to which it has given one since this was called last.

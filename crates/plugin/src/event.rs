@@ -1,6 +1,6 @@
 //! Events that a plugin hears. The numbers are part of the interface.
 
-use undercroft_base::{SpaceId, VirtRange};
+use undercroft_base::{SpaceId, VirtPage, VirtRange};
 use undercroft_engine::{BookEvent, PageEvent};
 
 /// The kind of an event. Part of ABI 1: a number never changes its meaning.
@@ -39,9 +39,15 @@ pub enum Kind {
     /// All uses that a scan found in the space have been told. Pages: how many they are. Detail:
     /// milliseconds since the start.
     Scanned = 15,
+    /// A copy of the page was written. Detail: bit 0 is 1 if it moved between tiers, and 0 if the
+    /// page left memory; the other bits are the tier where it is.
+    Stored = 16,
+    /// A thread waited for the page, which came from a tier. Detail: the tier. It follows
+    /// [`Kind::Fault`].
+    Loaded = 17,
 }
 
-const KINDS: [Kind; 15] = [
+const KINDS: [Kind; 17] = [
     Kind::Fault,
     Kind::CameAlong,
     Kind::Left,
@@ -57,6 +63,8 @@ const KINDS: [Kind; 15] = [
     Kind::Lost,
     Kind::Accessed,
     Kind::Scanned,
+    Kind::Stored,
+    Kind::Loaded,
 ];
 
 impl Kind {
@@ -64,6 +72,11 @@ impl Kind {
     pub fn of_spaces() -> impl Iterator<Item = Kind> {
         let plain = |kind: &Kind| matches!(kind, Kind::Limit | Kind::Tick | Kind::Lost);
         KINDS.into_iter().filter(move |kind| !plain(kind))
+    }
+
+    /// Whether only a plugin that asks for tiers hears of it.
+    pub fn is_of_tiers(self) -> bool {
+        matches!(self, Kind::Stored | Kind::Loaded)
     }
 }
 
@@ -109,7 +122,20 @@ impl Event {
                 at: 0,
             })
         };
+        let of_tier = |kind, space, page: VirtPage, detail| {
+            let range = VirtRange::new(page, page.plus(1));
+            on(kind, space, range, detail)
+        };
         match event {
+            BookEvent::Stored(space, page, tier) => {
+                of_tier(Kind::Stored, space, page, u64::from(tier.0) << 1)
+            }
+            BookEvent::Migrated(space, page, tier) => {
+                of_tier(Kind::Stored, space, page, u64::from(tier.0) << 1 | 1)
+            }
+            BookEvent::Loaded(space, page, tier) => {
+                of_tier(Kind::Loaded, space, page, u64::from(tier.0))
+            }
             BookEvent::Faulted(fault) => {
                 let range = VirtRange::new(fault.page, fault.page.plus(1));
                 let detail = u64::from(fault.thread.0) << 1 | u64::from(fault.write);
@@ -188,6 +214,6 @@ mod tests {
             assert_eq!(Event::from_words(event.words()), Some(event));
         }
         assert_eq!(Event::from_words([0; 4]), None);
-        assert_eq!(Event::from_words([16, 0, 0, 0]), None);
+        assert_eq!(Event::from_words([18, 0, 0, 0]), None);
     }
 }

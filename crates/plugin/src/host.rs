@@ -2,7 +2,10 @@
 
 use std::ops::RangeInclusive;
 
-use crate::ears::Wish;
+use undercroft_base::LatencyClass;
+use undercroft_policy::place::TierState;
+
+use crate::ears::{MOVE_PAGES_MAX, MovesFree, What, Wish};
 use crate::event::Event;
 use crate::known::{Known, PageIs};
 
@@ -22,6 +25,31 @@ pub struct Memory {
     pub used: u64,
     /// Page faults so far.
     pub faults: u64,
+}
+
+/// A tier, as a plugin sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tier {
+    /// How fast it is.
+    pub latency: LatencyClass,
+    /// Bytes that it may hold.
+    pub capacity: u64,
+    /// Bytes that are free.
+    pub free: u64,
+    /// Nanoseconds of a load lately; 0 before the first.
+    pub load_ns: u64,
+}
+
+impl Tier {
+    /// The tier of this state.
+    pub fn of(state: &TierState) -> Tier {
+        Tier {
+            latency: state.latency,
+            capacity: state.capacity.0,
+            free: state.headroom().0,
+            load_ns: state.load_ns,
+        }
+    }
 }
 
 /// A number that a plugin has given a name.
@@ -47,18 +75,48 @@ pub struct Host {
     /// The instruction of the fault that it hears of.
     at: u64,
     asks_at: bool,
+    /// The tiers, fastest first.
+    tiers: Vec<Tier>,
+    asks_tiers: bool,
+    moves_free: MovesFree,
 }
 
 impl Host {
-    /// Takes a wish. False if the event has wished too much.
+    /// Takes a wish. False if the event has wished too much, or of a move if too many wait or it
+    /// has none, or too many, pages.
     pub fn wish(&mut self, wish: Wish) -> bool {
-        let fits = self.wishes.len() < WISHES_AN_EVENT;
+        let fits = self.wishes.len() < WISHES_AN_EVENT && self.may_move(wish.what);
         if fits {
             self.wishes.push(wish);
         } else {
             self.flooded += 1;
         }
         fits
+    }
+
+    /// Whether a wish is no move, or there is room for the move, which is taken.
+    fn may_move(&mut self, what: What) -> bool {
+        let What::Move { pages, from, to } = what else {
+            return true;
+        };
+        let free = if to < from {
+            &mut self.moves_free.up
+        } else {
+            &mut self.moves_free.down
+        };
+        let may = pages <= *free && (1..=MOVE_PAGES_MAX).contains(&pages);
+        *free -= if may { pages } else { 0 };
+        may
+    }
+
+    /// The plugin will ask where copies are, or wish that.
+    pub fn ask_tiers(&mut self) {
+        self.asks_tiers = true;
+    }
+
+    /// The tiers, fastest first.
+    pub fn tiers(&self) -> &[Tier] {
+        &self.tiers
     }
 
     /// Asks for a scan of access bits each `interval_ms`, 0: for none. False if there is no such
@@ -138,6 +196,17 @@ impl Host {
 
     pub(crate) fn set_memory(&mut self, memory: Memory) {
         self.memory = memory;
+    }
+
+    pub(crate) fn set_tiers(&mut self, tiers: impl Iterator<Item = Tier>, free: MovesFree) {
+        self.tiers.clear();
+        self.tiers.extend(tiers);
+        self.moves_free = free;
+    }
+
+    /// Whether it will.
+    pub fn asks_tiers(&self) -> bool {
+        self.asks_tiers
     }
 
     pub(crate) fn wishes(&self) -> &[Wish] {

@@ -124,6 +124,8 @@ impl Known {
             }
             // What was used since the last scan may have left since.
             Kind::Accessed | Kind::Scanned => {}
+            // Where the page is was told before.
+            Kind::Stored | Kind::Loaded => {}
             Kind::Limit | Kind::Tick | Kind::Lost => {}
         }
     }

@@ -4,14 +4,15 @@
 //!
 //! A plugin cannot do harm. It sees numbers, never bytes. It may only wish: a page that it names
 //! leaves only if it could be chosen anyway; one that it wants in memory comes only while there is
-//! room. Our policy chooses the rest. What it may use is bounded:
-//! fuel for each event, memory, wishes. A plugin that fails often is not asked again ([`Desk`]).
+//! room; a copy that it wants elsewhere moves only if it is where the plugin says, and may. Our
+//! policies choose the rest. What it may use is bounded: fuel for each event, memory, wishes. A
+//! plugin that fails often is not asked again ([`Desk`]).
 //!
 //! The way of an event: [`Ears`] put it into a ring, which costs the engine some stores. A thread
 //! of its own takes it out and gives it to the [`Desk`], and that to the [`Policy`]. The wishes go
-//! back through two other rings, to the threads that choose victims and load pages. No thread waits
-//! for a ring: what does not fit is dropped and counted. A simulation calls the desk itself, so it
-//! is the same each time.
+//! back through other rings, to the threads that choose victims, load pages and move copies. No
+//! thread waits for a ring: what does not fit is dropped and counted. A simulation calls the desk
+//! itself, so it is the same each time.
 //!
 //! Source: FlexSwap §4.3, Table 1. Differs: state and usage are those of the events heard so far,
 //! so that no question of a policy locks what a fault needs.
@@ -25,10 +26,10 @@ mod known;
 mod ring;
 
 pub use desk::{Counts, Desk, FAILURES_MAX};
-pub use ears::{Ears, What, Wish, Wishes};
+pub use ears::{Ears, MOVE_PAGES_MAX, MovesFree, What, Wish, Wishes};
 pub use event::{Event, Kind};
 pub use found::Found;
-pub use host::{Host, Memory, Parameter};
+pub use host::{Host, Memory, Parameter, Tier};
 pub use known::PageIs;
 
 /// A larger policy file is refused.

@@ -49,13 +49,22 @@ impl Ring {
     /// Takes the oldest record out.
     #[inline]
     pub(crate) fn pop(&self) -> Option<Record> {
+        let record = self.peek()?;
         let head = self.head.load(Ordering::Relaxed);
-        if head == self.tail.load(Ordering::Acquire) {
-            return None;
-        }
-        let record = std::array::from_fn(|at| self.at(head)[at].load(Ordering::Relaxed));
         self.head.store(head + 1, Ordering::Release);
         Some(record)
+    }
+
+    /// The oldest record, which stays. For the thread that takes out.
+    pub(crate) fn peek(&self) -> Option<Record> {
+        let head = self.head.load(Ordering::Relaxed);
+        let any = head != self.tail.load(Ordering::Acquire);
+        any.then(|| std::array::from_fn(|at| self.at(head)[at].load(Ordering::Relaxed)))
+    }
+
+    /// Counts a record that was not put in.
+    pub(crate) fn refuse(&self) {
+        self.dropped.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Records that did not fit so far.

@@ -28,6 +28,7 @@ const SECOND: [&str; 34] = [
     "packaging::image_of_the_binary_of_musl",
     "packaging::image_of_the_static_binary",
     "packaging::package_in_a_clean_debian",
+    "placed_by_file::",
     "plugins::a_linear_prefetch_as_a_policy_file",
     "plugins::a_policy_file_that_lets_a_walk",
     "plugins::the_template_of_the_command_saves",

@@ -1,15 +1,16 @@
 //! The user's policy in a replay: it hears each event at once, and what it wishes leaves first, or
-//! comes while there is room, as in a run. It hears uses of pages only from scans that it asks for.
-//! They take no time.
+//! comes while there is room, or moves between tiers, as in a run. It hears uses of pages only from
+//! scans that it asks for. They take no time.
 
 use std::fs::File;
 use std::io::Read;
 use std::sync::Arc;
 
-use undercroft_base::{SpaceId, VirtPage};
+use undercroft_base::{SpaceId, TierId, VirtPage};
 use undercroft_engine::limits::EVICT_PAGES_MAX;
-use undercroft_engine::{Engine, VecLedger};
-use undercroft_plugin::{Desk, Ears, Found, Host, MODULE_BYTES_MAX, Memory, What, Wishes};
+use undercroft_engine::{Engine, VecLedger, WishedMove};
+use undercroft_plugin::{Desk, Ears, Found, Host, MODULE_BYTES_MAX, Memory, Tier, What, Wishes};
+use undercroft_policy::place::TierState;
 
 /// Pages that a manager loads ahead between two looks for faults.
 const LOADS_A_TURN: usize = 16;
@@ -36,8 +37,12 @@ impl Plugin {
         let mut host = Host::default();
         let plugin = undercroft_plugin_wasm::Plugin::read(&module, &mut host);
         let plugin = plugin.map_err(|refusal| refusal.to_string())?;
+        let ears = Ears::default();
+        if host.asks_tiers() {
+            ears.ask_tiers();
+        }
         Ok(Plugin {
-            ears: Arc::new(Ears::default()),
+            ears: Arc::new(ears),
             desk: Desk::with_host(Box::new(plugin), host),
             wishes: Wishes::default(),
             scanned_ms: None,
@@ -50,9 +55,12 @@ impl Plugin {
     }
 
     /// Tells it what has happened.
-    pub(crate) fn tell(&mut self, memory: Memory, now_ms: u64) {
+    /// * `tiers`: as they are now, fastest first.
+    pub(crate) fn tell(&mut self, memory: Memory, tiers: &[TierState], now_ms: u64) {
         let wishes = &self.wishes;
         let mut wish = |wish| _ = wishes.add(wish);
+        let free = wishes.moves_free();
+        self.desk.tiers(tiers.iter().map(Tier::of), free);
         self.desk.at(memory, now_ms, &mut wish);
         while let Some(event) = self.ears.next() {
             self.desk.hear(&event, &mut wish);
@@ -81,6 +89,18 @@ impl Plugin {
     /// Takes the oldest pages that it wants to leave although there may be room: a batch.
     pub(crate) fn take_leave_now(&self) -> Vec<(SpaceId, VirtPage)> {
         self.take(What::ReclaimNow, EVICT_PAGES_MAX)
+    }
+
+    /// Takes the pages for whose next copy it wishes a tier.
+    pub(crate) fn take_places(&self) -> Vec<(SpaceId, VirtPage, TierId)> {
+        std::iter::from_fn(|| self.wishes.next_place()).collect()
+    }
+
+    /// Takes the next moves that it wishes: those that are made together.
+    pub(crate) fn take_moves(&self) -> Vec<WishedMove> {
+        let mut moves = Vec::new();
+        self.wishes.next_moves(&mut moves);
+        moves
     }
 
     /// Takes the oldest pages that it wants in memory.

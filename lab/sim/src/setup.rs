@@ -7,6 +7,7 @@ use std::str::FromStr;
 use undercroft_base::{BASE_PAGE_BYTES, Bytes, Nanos, Price, PriceError, TierId, WriteBudget};
 use undercroft_device::{Attach, Law, Profile, Time, profiles};
 use undercroft_policy::place::{LatencyClass, PlacementName};
+use undercroft_policy::reclaim::ReclaimName;
 use undercroft_qos::{LatencyBound, StallMax};
 
 use crate::bound;
@@ -87,7 +88,18 @@ pub fn page_bytes(text: &str) -> Result<u64, SetupError> {
 }
 
 /// A policy file of the user's: its name ends so.
-pub const FILE_END: &str = ".wasm";
+const FILE_END: &str = ".wasm";
+
+/// The reclaim policy that chooses what a policy file does not name, and the path of the file:
+/// `FILE.wasm`, or `NAME+FILE.wasm`. `None`: this names no file.
+pub(crate) fn file_of(text: &str) -> Option<(ReclaimName, &str)> {
+    if !text.ends_with(FILE_END) {
+        return None;
+    }
+    let named = text.split_once('+');
+    let named = named.and_then(|(name, path)| Some((name.parse().ok()?, path)));
+    Some(named.unwrap_or((ReclaimName::default(), text)))
+}
 
 /// The policy of a file. Errors: it cannot be read, or is no policy.
 pub(crate) fn plugin(path: &str) -> Result<Plugin, SetupError> {
@@ -98,8 +110,8 @@ pub(crate) fn plugin(path: &str) -> Result<Plugin, SetupError> {
 /// A reclaim policy, a policy file or a bound. Errors: an unknown name, with the valid ones; a file
 /// that is no policy, with why.
 pub fn reclaim(text: &str) -> Result<String, SetupError> {
-    if text.ends_with(FILE_END) {
-        return plugin(text).map(|_| text.to_owned());
+    if let Some((_, path)) = file_of(text) {
+        return plugin(path).map(|_| text.to_owned());
     }
     if bound::NAMES.contains(&text) || undercroft_policy::reclaim::by_name(text).is_ok() {
         return Ok(text.to_owned());

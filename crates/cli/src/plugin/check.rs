@@ -4,8 +4,8 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use undercroft_base::SpaceId;
-use undercroft_plugin::{Event, Kind, Memory, What, Wish};
+use undercroft_base::{LatencyClass, SpaceId};
+use undercroft_plugin::{Event, Kind, Memory, MovesFree, Tier, What, Wish};
 use undercroft_seeded::Random;
 use undercroft_terminal::{Failure, line};
 
@@ -17,6 +17,26 @@ const PAGES: u64 = 20_000;
 
 /// The check ends after this time, even if not all events were told.
 const TIME_MAX: Duration = Duration::from_secs(5);
+
+const fn tier(latency: LatencyClass, bytes: u64) -> Tier {
+    Tier {
+        latency,
+        capacity: bytes,
+        free: bytes / 2,
+        load_ns: 100_000,
+    }
+}
+
+/// The tiers of the check: a compressed pool and two devices.
+const TIERS: [Tier; 3] = [
+    tier(LatencyClass::Memory, 16 << 20),
+    tier(LatencyClass::Device, 1 << 30),
+    tier(LatencyClass::Device, 1 << 40),
+];
+const MOVES_FREE: MovesFree = MovesFree {
+    up: 4096,
+    down: 4096,
+};
 
 /// The events of the check: a walk, then any event of any page, then of the last numbers.
 fn script() -> impl Iterator<Item = Event> {
@@ -53,13 +73,20 @@ pub(crate) fn check(path: &Path) -> Result<u8, Failure> {
         used: 60 << 20,
         faults: 1000,
     };
-    let ([mut named, mut wanted], began) = ([0u64; 2], Instant::now());
+    let ([mut named, mut wanted, mut placed, mut moved], began) = ([0u64; 4], Instant::now());
     let mut wish = |wish: Wish| match wish.what {
         What::Reclaim | What::ReclaimNow => named += 1,
         What::Prefetch => wanted += 1,
+        What::Place(_) => placed += 1,
+        What::Move { .. } => moved += 1,
     };
+    let of_tiers = desk.asks_tiers();
     for (at, event) in script().enumerate() {
+        if !of_tiers && event.kind.is_of_tiers() {
+            continue; // a run does not tell it either
+        }
         if at % 1000 == 0 {
+            desk.tiers(TIERS.into_iter(), MOVES_FREE);
             desk.at(memory, at as u64, &mut wish);
         }
         desk.hear(&event, &mut wish);
@@ -85,6 +112,9 @@ pub(crate) fn check(path: &Path) -> Result<u8, Failure> {
          {wanted} to come, {} refused as too many for one event\n",
         counts.events, each, counts.failures, counts.flooded
     );
+    if of_tiers {
+        text += &format!("  tiers      {placed} pages placed, {moved} moves\n");
+    }
     let status = match desk.last_failure() {
         None => {
             text += "  good: it can be used with `undercroft run --policy`\n";

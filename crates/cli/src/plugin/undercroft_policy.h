@@ -27,6 +27,8 @@ enum uc_kind {
     UC_LOST,          /* events were dropped because the policy was late; detail: how many */
     UC_ACCESSED,      /* of the 64 pages some were used since the last scan; detail: a bit for each */
     UC_SCANNED,       /* all uses of a scan have been told: `pages`; detail: as UC_TICK */
+    UC_STORED,        /* a copy was written; detail: tier * 2 + (1 if it moved between tiers) */
+    UC_LOADED,        /* a thread waited for the page, after its UC_FAULT; detail: from which tier */
 };
 
 enum uc_state { UC_UNKNOWN, UC_IN, UC_OUT };
@@ -54,6 +56,23 @@ int32_t UC_IMPORT(register_parameter)(const char *name, int32_t bytes, int64_t v
 int64_t UC_IMPORT(get_parameter)(int32_t parameter);
 /* Shows another value of a parameter. 0: there is none of this number. */
 int32_t UC_IMPORT(set_parameter)(int32_t parameter, int64_t value);
+
+/* Tiers have numbers, the fastest is 0. A file that calls one of these hears UC_STORED and UC_LOADED.
+ * How many there are. */
+int32_t UC_IMPORT(get_tier_count)(void);
+/* A number of a tier; -1: there is no such tier. */
+enum uc_tier {
+    UC_TIER_KIND,     /* 0: compressed in DRAM, 1: memory that is not DRAM, 2: a device */
+    UC_TIER_BYTES,    /* that it may hold */
+    UC_TIER_FREE,     /* bytes that are free */
+    UC_TIER_LOAD_NS,  /* nanoseconds of a load lately; 0 before the first */
+};
+int64_t UC_IMPORT(get_tier)(int32_t tier, int32_t what);
+/* The page's next new copy shall be in this tier, if it takes it. 0: as of `reclaim`. */
+int32_t UC_IMPORT(place)(int32_t space, int64_t page, int32_t tier);
+/* Those of `pages` pages (1 to 256) whose copies are in the tier `from` shall move to `to`. 0: too
+ * many moves wait, or as of `reclaim`. */
+int32_t UC_IMPORT(move_pages)(int32_t space, int64_t page, int32_t pages, int32_t from, int32_t to);
 
 /* Called for each event. */
 void UC_EXPORT(on_event)(int32_t kind, int32_t space, int64_t page, int64_t pages, int64_t detail);

@@ -28,3 +28,4 @@ mod source;
 mod unsure;
 mod upset;
 mod waiters;
+mod wished;

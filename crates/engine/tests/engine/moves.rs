@@ -10,12 +10,12 @@ use undercroft_engine::{Config, DemoteItem, Engine, Mover, Outcome, Room, Taken,
 use undercroft_policy::place::{Ask, LatencyClass, Migration, Place, TierOrder, TierState};
 use undercroft_policy::reclaim::lru::Lru;
 
-const FAST: TierId = TierId(0);
-const SLOW: TierId = TierId(1);
+pub(crate) const FAST: TierId = TierId(0);
+pub(crate) const SLOW: TierId = TierId(1);
 
 /// An engine over two tiers, with 1024 pages of which the first `stored` are in the fast tier, page
 /// n in slot n.
-fn engine(stored: u64) -> (Engine<VecLedger>, SpaceId) {
+pub(crate) fn engine(stored: u64) -> (Engine<VecLedger>, SpaceId) {
     let config = Config {
         limit: Bytes(2000 * BASE_PAGE_BYTES as u64),
         retain: vec![false; 2],
@@ -46,7 +46,7 @@ fn engine(stored: u64) -> (Engine<VecLedger>, SpaceId) {
     (engine, space)
 }
 
-fn place(engine: &Engine<VecLedger>, space: SpaceId, page: u64) -> (TierId, Slot) {
+pub(crate) fn place(engine: &Engine<VecLedger>, space: SpaceId, page: u64) -> (TierId, Slot) {
     let entry = engine.books().entry(space, VirtPage(page));
     assert_eq!(entry.state, PageState::Stored);
     (entry.tier, entry.slot)

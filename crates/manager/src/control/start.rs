@@ -327,7 +327,7 @@ fn serve_over(mut launch: Launch, link: OwnedFd, read: ReadPlugin) -> Result<(),
         checks: Checks::new(now),
         parting: Parting::default(),
         presence: Presence::new(now),
-        migrates: Migrator::is_needed(&shared),
+        migrates: Migrator::begins(&shared),
         bounds: Bounds::default(),
         guest: GuestWatch::new(&shared)?,
         swap,
@@ -380,7 +380,7 @@ fn start_threads(
         }
         evictor.run();
     })?);
-    if Migrator::is_needed(shared) {
+    if Migrator::begins(shared) {
         threads.push(Migrator::start(shared)?);
     }
     for (index, share) in watch::shares(watch)?.into_iter().enumerate() {

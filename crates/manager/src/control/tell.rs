@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::Write;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -230,7 +230,7 @@ impl Control {
                 }
             },
             Ok(Question::User(ask @ (Ask::Policy { .. } | Ask::Parameter { .. }))) => {
-                match self.policies.begin(&self.shared, ask, along, peer) {
+                match self.begin_policy(ask, along, peer) {
                     Ok(()) => return, // another thread answers
                     Err((why, back)) => {
                         peer = back;
@@ -323,6 +323,21 @@ impl Control {
             return Err((why, peer));
         }
         add::begin(&self.shared, spec, peer)
+    }
+
+    /// Has a thread change the policy file, and answer `peer`. Error: why not, at once.
+    fn begin_policy(
+        &mut self,
+        ask: Ask,
+        along: Vec<OwnedFd>,
+        peer: File,
+    ) -> Result<(), (String, File)> {
+        if self.shared.books.tiers.ranks().count() > 1
+            && let Err(why) = self.have_migrator()
+        {
+            return Err((why, peer)); // a file may move copies
+        }
+        self.policies.begin(&self.shared, ask, along, peer)
     }
 
     /// Starts `uc-migrate`, if it does not run.

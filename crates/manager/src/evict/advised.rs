@@ -2,6 +2,7 @@
 //! which takes its wishes when it asks our policy.
 //!
 //! Pages that it wants in memory are loaded by fault threads (`fault/ahead.rs`), which it wakes.
+//! Copies that it wants in another tier are moved by `uc-migrate` (`migrate/`).
 //!
 //! The thread has the lowest scheduling class, takes no lock that a fault or an eviction takes, and
 //! is woken by none: it looks by itself, each millisecond while there are events. So a plugin that
@@ -39,6 +40,9 @@ const NAP_MAX: Duration = Duration::from_millis(16);
 
 /// Wishes that are tried for one batch.
 const WISHES_A_BATCH: usize = 2 * EVICT_PAGES_MAX;
+
+/// Wishes of where a page goes that are noted before one batch: the engine is locked meanwhile.
+const PLACES_A_BATCH: usize = 8 * EVICT_PAGES_MAX;
 
 /// Times that a batch is looked for among pages that shall leave although there may be room. Most
 /// of them may have left.
@@ -99,6 +103,9 @@ pub(crate) const INTERPRETER_FAILED: &str = "it made its interpreter fail";
 /// Shows what a plugin has asked for at its start.
 fn introduce(desk: &Desk, shared: &Shared, advice: &Advice) {
     advice.show_parameters(desk.parameters());
+    if desk.asks_tiers() {
+        advice.ears.ask_tiers();
+    }
     if desk.asks_instructions() {
         advice.ears.ask_instructions();
         let asked = &shared.books.asked_instructions;
@@ -125,13 +132,16 @@ fn run(
         match wish.what {
             What::Prefetch => loads.set(true),
             What::ReclaimNow => leaves.set(true),
-            What::Reclaim => {}
+            What::Reclaim | What::Place(_) | What::Move { .. } => {}
         }
         advice.wishes.add(wish);
     };
     while !shared.signals.stopped() && !advice.is_over() {
         advice.take_set(|name, value| _ = desk.set(name, value));
         let now = shared.elapsed().as_millis() as u64;
+        if desk.asks_tiers() {
+            desk.tiers(advice.tiers(), advice.wishes.moves_free());
+        }
         desk.at(advice.memory(shared.gauges.memory_max()), now, &mut wish);
         let dropped = advice.ears.dropped();
         if dropped > late {
@@ -185,9 +195,27 @@ impl Evictor {
         let Some(advice) = self.shared.books.advice() else {
             return (None, Vec::new()); // no memory is taken
         };
+        self.take_places(&advice);
         let wishes = next_wishes(&advice, What::Reclaim, WISHES_A_BATCH);
         advice.note_wishes(wishes.len());
         (Some(advice), wishes)
+    }
+
+    /// Has the engine know where the plugin wants pages to go.
+    fn take_places(&self, advice: &Advice) {
+        let next = std::iter::from_fn(|| advice.wishes.next_place());
+        let places: Vec<_> = next.take(PLACES_A_BATCH).collect();
+        if places.is_empty() {
+            return;
+        }
+        let mut engine = self.shared.books.engine_for_many();
+        let mut evictions = engine.evictions();
+        let known = places
+            .iter()
+            .filter(|(space, page, tier)| evictions.place(*space, *page, *tier));
+        let known = known.count() as u64;
+        drop(engine);
+        advice.note_places(places.len() as u64, known);
     }
 
     /// Takes pages that the plugin wants to leave although there may be room, up to a batch of

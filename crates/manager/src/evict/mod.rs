@@ -235,6 +235,7 @@ impl Evictor {
         if let Some(advice) = advice {
             let books = engine.books();
             advice.note_memory(books.dram_used(), books.stats().faults);
+            advice.note_tiers(books.ranked_tiers());
         }
         if self.pending.is_empty() {
             let stats = engine.books().stats();

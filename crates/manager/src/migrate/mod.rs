@@ -64,15 +64,26 @@ pub(crate) struct Migrator {
 }
 
 impl Migrator {
-    /// Whether there may be work for it: a tier is below a device, or the policy moves groups.
+    /// Whether there may be work for it: a tier is below a device, the policy moves groups, or a
+    /// plugin moves copies.
     pub(crate) fn is_needed(shared: &Shared) -> bool {
         let mut above_others: Vec<&MeteredTier> = shared.books.tiers.ranked().collect();
         above_others.pop();
         if !above_others.is_empty() && shared.books.engine().migrations().moves_groups() {
             return true;
         }
+        if !above_others.is_empty() && shared.books.advice().is_some_and(|of| of.moves()) {
+            return true;
+        }
         let device = |tier: &&MeteredTier| tier.latency() == LatencyClass::Device;
         above_others.iter().any(device)
+    }
+
+    /// Whether it is started with the run: there may be work for it, or a plugin, whose wishes are
+    /// not known yet, has tiers to choose from.
+    pub(crate) fn begins(shared: &Shared) -> bool {
+        let tiers = shared.books.tiers.ranks().count();
+        Migrator::is_needed(shared) || tiers > 1 && shared.books.advice().is_some()
     }
 
     /// Starts the thread.
@@ -203,8 +214,12 @@ impl Migrator {
         let tiers = self.shared.books.tiers.iter();
         self.states.extend(tiers.map(MeteredTier::state));
         let migration = {
+            let advice = self.shared.books.advice();
             let mut engine = self.shared.books.engine();
             engine.migrations().set_tiers(self.states.iter().copied());
+            if let Some(advice) = advice {
+                advice.note_tiers(engine.books().ranked_tiers());
+            }
             let migration = engine.migrations().wanted(Mover::Background);
             if let Some(migration) = migration {
                 let want = migration.pages.0 as usize;
@@ -215,8 +230,37 @@ impl Migrator {
         };
         match migration {
             Some(migration) => self.move_from(migration.from, migration.to),
-            None => self.move_group(),
+            None => match self.move_group() {
+                0 => self.move_wished(),
+                moved => moved,
+            },
         }
+    }
+
+    /// Moves what a plugin wishes to be moved next, if any of it is where the plugin says. Returns
+    /// how many pages.
+    fn move_wished(&mut self) -> usize {
+        let Some(advice) = self.shared.books.advice() else {
+            return 0;
+        };
+        let mut wishes = Vec::new();
+        for _ in 0..GROUPS_ASKED {
+            advice.wishes.next_moves(&mut wishes);
+            if wishes.is_empty() {
+                break;
+            }
+            let tiers = {
+                let mut engine = self.shared.books.engine();
+                self.items.clear();
+                (engine.migrations()).select_wished(&wishes, &mut self.items)
+            };
+            let moved = tiers.map_or(0, |(from, to)| self.move_from(from, to));
+            advice.note_moves(wishes.iter().map(|wish| wish.pages).sum(), moved);
+            if moved > 0 {
+                return moved;
+            }
+        }
+        0
     }
 
     /// Moves the next group that has pages to move. Returns how many.

@@ -219,6 +219,7 @@ impl Record {
                 };
                 self.moved(space, page, (movement(what), why), 1);
             }
+            BookEvent::Stored(..) | BookEvent::Migrated(..) | BookEvent::Loaded(..) => {}
             BookEvent::Locked(space, range) => {
                 self.moved(space, range.start, (Movement::Locked, 0), range.count().0);
             }

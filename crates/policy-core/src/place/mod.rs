@@ -138,6 +138,14 @@ impl TierOrder {
         (rank < usize::from(self.count)).then(|| TierId(self.tiers[rank]))
     }
 
+    /// This tier first, then the others as they are.
+    pub fn led_by(self, tier: TierId) -> TierOrder {
+        let mut order = TierOrder::default();
+        order.then(tier);
+        (self.iter().filter(|other| *other != tier)).for_each(|other| order.then(other));
+        order
+    }
+
     /// Its last tier first, then the others: where the pages of a client go that keeps its latency
     /// bound without a buffer (NVSwap §III).
     ///

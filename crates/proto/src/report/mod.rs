@@ -564,6 +564,18 @@ pub struct PluginReport {
     /// Pages of these that were out of memory, had room, and were loaded.
     #[serde(default)]
     pub prefetches_done: u64,
+    /// Pages for whose next copy it wished a tier, and that were looked at.
+    #[serde(default)]
+    pub places_wished: u64,
+    /// Pages of these that were not in memory, or had no such tier.
+    #[serde(default)]
+    pub places_dropped: u64,
+    /// Pages in the moves between tiers that it wished, and that were looked at.
+    #[serde(default)]
+    pub moves_wished: u64,
+    /// Pages of these that moved: they were where it said, and might.
+    #[serde(default)]
+    pub moves_done: u64,
     /// Scans of access bits that it asked for and heard of: one for each space that was scanned.
     #[serde(default)]
     pub scans: u64,

@@ -29,6 +29,7 @@ mod miss_ratio_curve;
 mod neighbours;
 mod one_device;
 mod packaging;
+mod placed_by_file;
 mod plugins;
 mod policies;
 mod read_only;

@@ -16,7 +16,7 @@ pub(super) const ARROWS: [(&str, &[&str]); 31] = [
     ("model", &["base", "seeded"]),
     ("trace", &["base"]),
     ("engine", &["base", "policy"]),
-    ("plugin", &["base", "engine"]),
+    ("plugin", &["base", "engine", "policy"]),
     ("plugin-wasm", &["base", "plugin"]),
     ("tier-redis", &["base", "sys"]),
     ("tier", &["base", "device", "sys", "tier-redis"]),

@@ -41,7 +41,10 @@ impl Client<'_> {
             self.scan_for_plugin(now_ms);
         }
         if let Some(plugin) = &mut self.plugin {
-            plugin.tell(memory, now_ms);
+            plugin.tell(memory, self.engine.books().ranked_tiers(), now_ms);
+            for (space, page, tier) in plugin.take_places() {
+                self.engine.evictions().place(space, page, tier);
+            }
         }
     }
 
@@ -81,6 +84,21 @@ impl Client<'_> {
 }
 
 impl Host {
+    /// Selects what the user's policy wishes to be moved next.
+    #[cold]
+    pub(super) fn select_wished(&mut self, client: &mut Client<'_>) {
+        while let Some(plugin) = &client.plugin {
+            let (wishes, items) = (plugin.take_moves(), &mut client.beside.items);
+            let found = client.engine.migrations().select_wished(&wishes, items);
+            if let Some((_, to)) = found {
+                client.beside.to = to;
+            }
+            if found.is_some() || wishes.is_empty() {
+                return;
+            }
+        }
+    }
+
     /// Has the user's policy, if there is one, hear between references.
     pub(super) fn pause(
         &mut self,

@@ -20,7 +20,7 @@ use crate::page_stream::PageStream;
 use crate::plugin::Plugin;
 use crate::replay::following::Following;
 use crate::replay::page_outs::new_histogram;
-use crate::setup::{self, FILE_END, Setup, SetupError, SimRoom};
+use crate::setup::{self, Setup, SetupError, SimRoom};
 
 /// The page differs from its stored copy, if it has one.
 pub(super) const DIRTY: u8 = 1;
@@ -210,9 +210,11 @@ type WithFuture = (Box<dyn Reclaim>, Option<Arc<Future>>);
 
 /// The reclaim policy of a setup.
 fn reclaim_of(setup: &Setup, stream: &PageStream, seed: u64) -> Result<WithFuture, SetupError> {
+    if let Some((name, _)) = setup::file_of(&setup.reclaim) {
+        // A file only names pages first.
+        return Ok((name.make(), None));
+    }
     match setup.reclaim.as_str() {
-        // A file only names pages first. The default chooses the others, as in a run.
-        file if file.ends_with(FILE_END) => Ok((ReclaimName::default().make(), None)),
         "random" => Ok((Box::new(RandomReclaim::new(seed)), None)),
         "belady" => {
             let future = Arc::new(Future::new(&stream.references, stream.numbers));
@@ -282,12 +284,13 @@ impl<'a> Client<'a> {
         let part = place.shown(0).reserve_part;
         engine.set_place(place);
         let space = add_pages(&mut engine, stream);
-        let plugin = if setup.reclaim.ends_with(FILE_END) {
-            let plugin = setup::plugin(&setup.reclaim)?;
-            plugin.attend(&mut engine);
-            Some(plugin)
-        } else {
-            None
+        let plugin = match setup::file_of(&setup.reclaim) {
+            Some((_, path)) => {
+                let plugin = setup::plugin(path)?;
+                plugin.attend(&mut engine);
+                Some(plugin)
+            }
+            None => None,
         };
         let numbers = stream.numbers as usize;
         Ok(Client {

@@ -628,6 +628,9 @@ impl Host {
         } else {
             self.select_group(client);
         }
+        if client.beside.items.is_empty() {
+            self.select_wished(client);
+        }
         client.beside.items.reverse();
     }
 

@@ -91,6 +91,7 @@ impl World {
         let now_ms = self.clock.0 / 1_000_000;
         let plugin = self.plugin.as_mut();
         let mut wishes = plugin.map_or_else(Vec::new, |of| of.wishes(&self.engine, now_ms));
+        self.note_places();
         let wished = self.engine.books().stats().wished;
         let any = self
             .begin_batch(|mut evictions, items| evictions.select_ahead(&mut wishes, want, items));
@@ -303,7 +304,7 @@ impl World {
         }
         self.update_pool();
         let sum = PageKey::KNOWN.checksum(&bytes, item.stamp);
-        let mut order = self.engine.evictions().tiers_for(item.at).iter();
+        let mut order = self.tiers_for(item.at).iter();
         let placed = order.find_map(|tier| {
             let updated = self.update_in(tier, item, &bytes, sum);
             updated.or_else(|| self.store_in(tier, &bytes, item.stamp, sum))
@@ -516,7 +517,7 @@ impl World {
         starts
     }
 
-    fn start_move(&mut self, items: Vec<DemoteItem>, to: TierId) -> bool {
+    pub(super) fn start_move(&mut self, items: Vec<DemoteItem>, to: TierId) -> bool {
         if items.is_empty() {
             return false;
         }
@@ -556,6 +557,7 @@ impl World {
             let next = self.next_migration();
             return next.is_some_and(|next| self.start_demotion(next))
                 || self.start_group()
+                || self.start_wished_move()
                 || (!calm && self.start_gather());
         };
         if demotion.stalled > 0 && !calm {

@@ -71,6 +71,7 @@ impl Journal for Heard {
                 pages.retain(|(of, _)| *of != space);
             }
             BookEvent::Waits(_) | BookEvent::BatchBegan | BookEvent::Locked(..) => {}
+            BookEvent::Stored(..) | BookEvent::Migrated(..) | BookEvent::Loaded(..) => {}
         }
     }
 }

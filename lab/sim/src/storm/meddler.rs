@@ -1,13 +1,16 @@
 //! A plugin that names any pages at all: those it has heard of, their neighbours, pages of other
-//! spaces and of none, in half of its storms also to be loaded. Now and then it fails. It asks for
-//! scans, which find any pages at all. The world asks it as the manager does.
+//! spaces and of none, in half of its storms also to be loaded, in a third also to go to any tier
+//! or to move there. Now and then it fails. It asks for scans, which find any pages at all. The
+//! world asks it as the manager does.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use undercroft_base::{SpaceId, VirtPage};
-use undercroft_engine::{Engine, Ledger};
-use undercroft_plugin::{Desk, Ears, Event, Failure, Found, Host, Memory, Policy, What, Wish};
+use undercroft_base::{SpaceId, TierId, VirtPage};
+use undercroft_engine::{Engine, Ledger, WishedMove};
+use undercroft_plugin::{
+    Desk, Ears, Event, Failure, Found, Host, Memory, Policy, Tier, What, Wish, Wishes,
+};
 use undercroft_seeded::Random;
 
 /// Pages that it remembers.
@@ -33,6 +36,8 @@ pub struct Plugin {
     now: VecDeque<(SpaceId, VirtPage)>,
     /// Pages to load.
     loads: VecDeque<(SpaceId, VirtPage)>,
+    /// Places of pages, and moves of copies.
+    places: Wishes,
     /// Of scans.
     random: Random,
     scanned_ms: u64,
@@ -45,6 +50,7 @@ impl Plugin {
     pub(super) fn start<L>(make: MakePolicy, seed: u64, engine: &mut Engine<L>) -> Plugin {
         let ears = Arc::new(Ears::default());
         engine.add_journal(ears.clone());
+        ears.ask_tiers();
         Plugin {
             make,
             seed,
@@ -53,6 +59,7 @@ impl Plugin {
             wishes: VecDeque::new(),
             now: VecDeque::new(),
             loads: VecDeque::new(),
+            places: Wishes::default(),
             random: Random::new(seed ^ 0x5ca7),
             scanned_ms: 0,
             scans: 0,
@@ -67,11 +74,16 @@ impl Plugin {
     /// Tells it what has happened.
     fn hear<L: Ledger>(&mut self, engine: &Engine<L>, now_ms: u64) {
         let (wishes, now, loads) = (&mut self.wishes, &mut self.now, &mut self.loads);
+        let places = &self.places;
         let mut wish = |wish: Wish| {
             let list = match wish.what {
                 What::Reclaim => &mut *wishes,
                 What::ReclaimNow => &mut *now,
                 What::Prefetch => &mut *loads,
+                What::Place(_) | What::Move { .. } => {
+                    places.add(wish);
+                    return;
+                }
             };
             if list.len() < WISHES_MAX {
                 list.push_back((wish.space, wish.page));
@@ -83,6 +95,8 @@ impl Plugin {
             used: books.dram_used().0,
             faults: books.stats().faults,
         };
+        let tiers = books.ranked_tiers().iter().map(Tier::of);
+        self.desk.tiers(tiers, places.moves_free());
         self.desk.at(memory, now_ms, &mut wish);
         let mut any = None;
         while let Some(event) = self.ears.next() {
@@ -107,6 +121,18 @@ impl Plugin {
         self.hear(engine, now_ms);
         let some = self.wishes.len().min(WISHES_A_BATCH);
         self.wishes.drain(..some).collect()
+    }
+
+    /// Takes the oldest place that it wishes for a page.
+    pub(super) fn take_place(&mut self) -> Option<(SpaceId, VirtPage, TierId)> {
+        self.places.next_place()
+    }
+
+    /// Takes the next moves that it wishes: those that are made together.
+    pub(super) fn take_moves(&mut self) -> Vec<WishedMove> {
+        let mut moves = Vec::new();
+        self.places.next_moves(&mut moves);
+        moves
     }
 
     /// Whether it wants pages to leave although there may be room.
@@ -153,6 +179,8 @@ struct Meddler {
     random: Random,
     /// For pages to load.
     loads: Option<Random>,
+    /// For tiers of pages.
+    tiers: Option<Random>,
     heard: VecDeque<(SpaceId, u64)>,
 }
 
@@ -161,6 +189,7 @@ pub(super) fn meddler(seed: u64) -> Box<dyn Policy> {
     Box::new(Meddler {
         random: Random::new(seed ^ 0x3edd),
         loads: seed.is_multiple_of(2).then(|| Random::new(seed ^ 0x10ad)),
+        tiers: seed.is_multiple_of(3).then(|| Random::new(seed ^ 0x71e5)),
         heard: VecDeque::new(),
     })
 }
@@ -197,6 +226,18 @@ impl Policy for Meddler {
             for _ in 0..random.below(4) {
                 wish(What::Prefetch, random);
             }
+        }
+        if let Some(random) = &mut self.tiers {
+            // Mostly one that there is.
+            let mut tier = || TierId(random.below(host.tiers().len() as u64 + 1) as u8);
+            let (from, to) = (tier(), tier());
+            let pages = random.below(40);
+            let (space, page) = any_page(random, &self.heard);
+            let what = match random.below(3) {
+                0 => What::Place(to),
+                _ => What::Move { pages, from, to },
+            };
+            host.wish(Wish { what, space, page });
         }
         if self.random.chance(1, 100) {
             host.scan(10 + self.random.below(40));

@@ -29,6 +29,7 @@ mod run;
 mod setup;
 mod takeover;
 mod tangle;
+mod wished;
 mod work;
 mod world;
 

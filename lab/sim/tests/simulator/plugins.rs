@@ -15,6 +15,9 @@ fn module(on_event: &str) -> Vec<u8> {
         r#"(module
             (import "undercroft" "reclaim" (func $reclaim (param i32 i64) (result i32)))
             (import "undercroft" "prefetch" (func $prefetch (param i32 i64) (result i32)))
+            (import "undercroft" "place" (func $place (param i32 i64 i32) (result i32)))
+            (import "undercroft" "move_pages"
+                (func $move (param i32 i64 i32 i32 i32) (result i32)))
             (import "undercroft" "scan" (func $scan (param i64) (result i32)))
             (memory (export "memory") 1)
             (global $asked (mut i32) (i32.const 0))
@@ -174,6 +177,61 @@ fn a_policy_file_hears_in_a_replay_what_each_scan_found() {
     );
 }
 
+/// A walk round 1000 pages in memory for 500, over two tiers. Returns the pages that each got.
+fn written(policy: &str) -> [u64; 2] {
+    let references: Vec<u64> = (0..5000u64).map(|at| (at % 1000 * 4096) << 1 | 1).collect();
+    let trace = MemoryTrace {
+        name: "walk".to_owned(),
+        granule_bytes: 1,
+        clients: vec![("c0".to_owned(), references)],
+        ..MemoryTrace::default()
+    };
+    let setup = Setup {
+        reclaim: policy.to_owned(),
+        prefetch: "none".to_owned(),
+        placement: "waterfall".parse().unwrap(),
+        memory: Memory::Bytes(undercroft_base::Bytes(500 * 4096)),
+        tiers: ["nvme", "hdd-7200"]
+            .map(|tier| tier.parse().unwrap())
+            .to_vec(),
+        room: SimRoom::Ahead,
+        reference_time: undercroft_base::Nanos(100_000),
+        ..Setup::default()
+    };
+    let streams = streams_of(&trace, setup.page_bytes).unwrap();
+    let report = simulate(&streams, &setup, &mut |_| ()).unwrap();
+    [0, 1].map(|tier| report.tiers[tier].pages_written)
+}
+
+#[test]
+fn pages_go_and_move_in_a_replay_where_a_policy_file_says() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, on_event: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, module(on_event)).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let odd = write(
+        "odd.wasm",
+        "(if (i32.le_u (local.get $kind) (i32.const 2)) (then
+            (drop (call $place (local.get $space) (local.get $page)
+                (i32.wrap_i64 (i64.and (local.get $page) (i64.const 1)))))))",
+    );
+    let down = write(
+        "down.wasm",
+        "(if (i32.and (i32.eq (local.get $kind) (i32.const 16))
+                (i64.eqz (local.get $detail))) (then
+            (drop (call $move (local.get $space) (local.get $page) (i32.const 1)
+                (i32.const 0) (i32.const 1)))))",
+    );
+    let [all, none] = written("auto");
+    assert!(all > 3000 && none == 0, "{all} and {none}");
+    let [even, odd] = written(&odd);
+    assert!(even > 1800 && odd > 1800, "{even} and {odd}");
+    let [first, moved] = written(&down);
+    assert!(first > 3000 && moved > 100, "{first} and {moved}");
+}
+
 /// Names random pages and spaces at each event, and traps now and then.
 fn hostile(_seed: u64) -> Box<dyn Policy> {
     let text = "(drop (call $reclaim (local.get $space)
@@ -184,13 +242,20 @@ fn hostile(_seed: u64) -> Box<dyn Policy> {
         (drop (call $prefetch (local.get $space)
             (i64.add (local.get $page) (i64.rem_s (call $roll) (i64.const 16)))))
         (drop (call $prefetch (i32.wrap_i64 (call $roll)) (call $roll)))
+        (drop (call $place (local.get $space) (local.get $page)
+            (i32.wrap_i64 (i64.rem_s (call $roll) (i64.const 4)))))
+        (drop (call $move (local.get $space) (local.get $page) (i32.const 32)
+            (i32.wrap_i64 (i64.rem_u (call $roll) (i64.const 4)))
+            (i32.wrap_i64 (i64.rem_u (call $roll) (i64.const 4)))))
+        (drop (call $move (i32.wrap_i64 (call $roll)) (call $roll) (i32.const 256)
+            (i32.wrap_i64 (call $roll)) (i32.wrap_i64 (call $roll))))
         (if (i64.eqz (i64.rem_u (call $roll) (i64.const 3000))) (then (unreachable)))";
     Box::new(Plugin::read(&module(text), &mut Host::default()).unwrap())
 }
 
 #[test]
 fn no_byte_is_wrong_in_storms_with_a_hostile_policy_file() {
-    let (mut named, mut loaded) = (0, 0);
+    let (mut named, mut loaded, mut placed, mut moved) = (0, 0, 0, 0);
     for seed in 0..12 {
         let mut setup = StormSetup::of_seed(seed);
         setup.plugin = true;
@@ -199,9 +264,11 @@ fn no_byte_is_wrong_in_storms_with_a_hostile_policy_file() {
         let seen = |what| ended.tally.seen.get(what).copied().unwrap_or(0);
         named += seen("victims that a plugin named");
         loaded += seen("loads for a plugin");
+        placed += seen("a plugin's place: offered");
+        moved += seen("a plugin's move: begun");
     }
     assert!(
-        named > 50 && loaded > 10,
-        "{named} and {loaded} prove nothing"
+        named > 50 && loaded > 10 && placed > 50 && moved > 10,
+        "{named}, {loaded}, {placed} and {moved} prove nothing"
     );
 }

@@ -52,7 +52,11 @@ const REPLAYS_MAX: u32 = 4000;
 const FOUND: usize = 3;
 
 /// Cases that the default run must have met; otherwise it proves nothing about them.
-const MUST_SEE: [&str; 127] = [
+const MUST_SEE: [&str; 131] = [
+    "a plugin's move: begun",
+    "a plugin's move: nothing",
+    "a plugin's place: of no page or tier",
+    "a plugin's place: offered",
     "loads for a plugin",
     "loads for a plugin: none",
     "scans for a plugin",

@@ -77,6 +77,7 @@ fn study(lab: &Lab, schemes: &[Scheme], percents_all: &[f64]) -> anyhow::Result<
         } else {
             percents.to_vec()
         },
+        file: None,
     };
     let workloads: Vec<Workload> = (WORKLOADS.iter())
         .filter(|of| !lab.options.small || ["C", "E"].contains(&of.name))
@@ -397,6 +398,48 @@ mod tests {
         let fig2 = found(fig2);
         assert!(ours(&fig2, "C: throughput at 70 %") >= 1.0);
         assert!(fig2.figures[0].panels.len() == 2 && fig2.runs.len() == 2 * 2 * SCHEMES.len());
+    }
+
+    /// The same runs by the rule and by the file of it (`crates/tests/policies`), with
+    /// `RAPIDSWAP_REFS` queries, as few as the small size has if that is not set.
+    #[test]
+    fn temperature_as_a_file_costs_and_serves_as_the_rule_does() {
+        let folder = tempfile::tempdir().expect("a directory");
+        let Some(file) = crate::policy_file::build("temperature", folder.path()) else {
+            return;
+        };
+        let refs = std::env::var("RAPIDSWAP_REFS").ok();
+        let refs: Option<u64> = refs.map(|text| text.parse().expect("a number"));
+        let (pages, reference) = match refs {
+            Some(_) => (PAGES, REFERENCE),
+            None => (PAGES_SMALL, REFERENCE_SMALL),
+        };
+        let case = |file| Case {
+            size: Size {
+                pages,
+                unused: pages / UNUSED,
+                refs: refs.unwrap_or(REFS_SMALL),
+            },
+            reference,
+            percents: vec![PERCENT],
+            file,
+        };
+        let few = WORKLOADS.iter().filter(|of| ["C", "E"].contains(&of.name));
+        let few: Vec<Workload> = few.copied().collect();
+        let run = |file| run(&case(file), &few, &[Scheme::Rapid]).expect("it runs");
+        for (rule, file) in run(None).iter().zip(run(Some(file))) {
+            let moved = |of: &Found| [of.cost(), of.throughput, of.p99.0 as f64];
+            let (rule, of) = (moved(rule), moved(&file));
+            println!(
+                "{}: cost, throughput, p99: {rule:?}, as a file {of:?}",
+                file.workload
+            );
+            let near = |at: usize, part: f64| (of[at] / rule[at] - 1.0).abs() <= part;
+            assert!(
+                near(0, 0.02) && near(1, 0.02) && near(2, 0.1),
+                "{rule:?}, {of:?}"
+            );
+        }
     }
 
     #[test]

@@ -58,16 +58,18 @@ impl Scheme {
                 vec![format!("optane-dimm{write}{size}"), "optane-ssd".to_owned()],
             ),
         };
-        let placement = if self == Scheme::Rapid {
+        let file = case.file.as_ref().filter(|_| self == Scheme::Rapid);
+        let placement = if self == Scheme::Rapid && file.is_none() {
             "temperature"
         } else {
             "waterfall"
         };
+        let reclaim = "active_inactive";
         let tiers: Result<Vec<_>, _> = tiers.iter().map(|tier| tier.parse()).collect();
         Ok(Setup {
             memory: Memory::Pages(memory as u64),
             tiers: tiers?,
-            reclaim: "active_inactive".to_owned(),
+            reclaim: file.map_or_else(|| reclaim.to_owned(), |file| format!("{reclaim}+{file}")),
             prefetch: if self == Scheme::Kernel {
                 "readahead:8"
             } else {
@@ -97,6 +99,8 @@ pub(super) struct Case {
     pub(super) reference: Nanos,
     /// Local memory, percent of the footprint.
     pub(super) percents: Vec<f64>,
+    /// The policy file in the place of RapidSwap's rule; `None`: the rule itself.
+    pub(super) file: Option<String>,
 }
 
 /// Results of one run.

@@ -1,0 +1,140 @@
+//! Places of copies that a plugin wishes: where a page goes when it next leaves, and moves of
+//! copies between tiers. What cannot be honoured is left out; the books are right all the same.
+//!
+//! Tiers are named as policies name them: by rank, the fastest is 0.
+
+use undercroft_base::{LatencyClass, PageNo, PageState, SpaceId, TierId, VirtPage};
+use undercroft_policy::place::TierState;
+
+use crate::ledger::Ledger;
+use crate::limits::{DEMOTE_PAGES_MAX, PLACES_MAX};
+use crate::{DemoteItem, Engine, Evictions, Migrations};
+
+/// No page.
+const NONE: PageNo = PageNo(u32::MAX);
+
+/// The tiers that pages go to when they next leave: one place for all pages whose numbers have the
+/// same rest. A newer wish takes the place of another.
+#[derive(Debug, Default)]
+pub(crate) struct Places(Vec<(PageNo, u8)>);
+
+impl Places {
+    fn at(&mut self, no: PageNo) -> &mut (PageNo, u8) {
+        let at = no.0 as usize % PLACES_MAX;
+        &mut self.0[at]
+    }
+
+    fn put(&mut self, no: PageNo, rank: u8) {
+        if self.0.is_empty() {
+            self.0.resize(PLACES_MAX, (NONE, 0));
+        }
+        *self.at(no) = (no, rank);
+    }
+
+    /// Takes the wish for a page. O(1).
+    #[inline]
+    pub(crate) fn take(&mut self, no: PageNo) -> Option<TierId> {
+        if self.0.is_empty() {
+            return None;
+        }
+        let place = self.at(no);
+        (place.0 == no).then(|| {
+            place.0 = NONE;
+            TierId(place.1)
+        })
+    }
+}
+
+/// A move of copies that a plugin wishes. All numbers may be of nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WishedMove {
+    /// The address space.
+    pub space: SpaceId,
+    /// The first page.
+    pub page: VirtPage,
+    /// How many pages.
+    pub pages: u64,
+    /// Where the copies are.
+    pub from: TierId,
+    /// Where they shall go.
+    pub to: TierId,
+}
+
+impl<L: Ledger> Evictions<'_, L> {
+    /// Has a page be offered to this tier first, when it next needs a new copy. False: the page is
+    /// not in memory, or there is no such tier. O(1).
+    pub fn place(&mut self, space: SpaceId, page: VirtPage, rank: TierId) -> bool {
+        let engine = &mut *self.engine;
+        let Some(no) = engine.find_named(space, page) else {
+            return false;
+        };
+        let state = engine.table.entry(no).state;
+        let there = matches!(state, PageState::Resident | PageState::Evicting);
+        if !there || usize::from(rank.0) >= engine.ranks.len() {
+            return false;
+        }
+        engine.places.put(no, rank.0);
+        true
+    }
+}
+
+impl<L: Ledger> Migrations<'_, L> {
+    /// Appends the pages of wished moves that are in their tier, without those that are shared with
+    /// a fork relative. Returns the tiers; `None`: there is nothing to move, or it may not move.
+    /// The caller carries it out as [`Migrations::next_group`]'s.
+    ///
+    /// Nothing moves to compressed memory, which the limit has to pay for, to a tier that is full
+    /// or closed, out of a closed one, or up while latency control keeps the client out of there.
+    ///
+    /// * `wishes`: all from and to the same tiers. What is beyond [`DEMOTE_PAGES_MAX`] is left out.
+    ///
+    /// Cost: O(pages of the moves), and O(pages that are there, squared); no allocation.
+    pub fn select_wished(
+        &mut self,
+        wishes: &[WishedMove],
+        out: &mut Vec<DemoteItem>,
+    ) -> Option<(TierId, TierId)> {
+        let (from, to) = self.engine.wished_tiers(wishes.first()?)?;
+        if self.spares(from, to) {
+            return None;
+        }
+        let (before, selected) = (out.len(), self.engine.evictions);
+        let most = before + self.engine.size_of(from).at_once(DEMOTE_PAGES_MAX);
+        let pages = wishes.iter().flat_map(|wish| {
+            let first = wish.page.0;
+            let end = first.saturating_add(wish.pages);
+            (first..end).map(|page| (wish.space, VirtPage(page)))
+        });
+        for (space, page) in pages.take(DEMOTE_PAGES_MAX) {
+            if out.len() == most {
+                break;
+            }
+            let no = self.engine.find_named(space, page);
+            if let Some(no) = no.filter(|no| out[before..].iter().all(|item| item.no != *no)) {
+                self.select_one(no, from, selected, out);
+            }
+        }
+        self.count_selected(&out[before..]);
+        (out.len() > before).then_some((from, to))
+    }
+}
+
+impl<L: Ledger> Engine<L> {
+    /// The numbers of the tiers of a move, if copies may move between them.
+    fn wished_tiers(&self, wish: &WishedMove) -> Option<(TierId, TierId)> {
+        let state = |rank: TierId| {
+            let at = usize::from(rank.0);
+            Some((*self.ranks.get(at)?, self.ranked.get(at)?))
+        };
+        let ((from, of), (to, there)) = (state(wish.from)?, state(wish.to)?);
+        let takes = |tier: &TierState| {
+            tier.latency != LatencyClass::Memory && tier.headroom().0 >= tier.page.bytes() as u64
+        };
+        let may = from != to
+            && of.page == there.page
+            && takes(there)
+            && !self.is_closed(from)
+            && !self.is_closed(to);
+        may.then_some((from, to))
+    }
+}

@@ -1,0 +1,270 @@
+//! Places and moves that a plugin wishes: what is honoured, and what is left out.
+
+use std::sync::{Arc, Mutex};
+
+use undercroft_base::{BASE_PAGE_BYTES, Bytes, Slot, SpaceId, TierId, VirtPage, VirtRange};
+use undercroft_engine::reclaim::{Goes, Turned};
+use undercroft_engine::{BookEvent, DemoteItem, Engine, Journal, Outcome, Taken, VecLedger};
+use undercroft_engine::{Fault, Install, LoadPlan, WishedMove};
+use undercroft_policy::place::{LatencyClass, TierState};
+
+use crate::moves::{FAST, SLOW, engine, place};
+
+/// Two devices with room.
+fn devices(engine: &mut Engine<VecLedger>) {
+    let tier = TierState {
+        capacity: Bytes(1 << 30),
+        ..TierState::empty(LatencyClass::Device)
+    };
+    engine.migrations().set_tiers([tier; 2]);
+}
+
+fn down(space: SpaceId, page: u64, pages: u64) -> WishedMove {
+    WishedMove {
+        space,
+        page: VirtPage(page),
+        pages,
+        from: FAST,
+        to: SLOW,
+    }
+}
+
+fn select(engine: &mut Engine<VecLedger>, wish: WishedMove) -> Vec<DemoteItem> {
+    let mut items = Vec::new();
+    let tiers = (engine.migrations()).select_wished(&[wish], &mut items);
+    assert_eq!(tiers.is_some(), !items.is_empty());
+    if let Some(tiers) = tiers {
+        assert_eq!(tiers, (wish.from, wish.to));
+    }
+    items
+}
+
+#[test]
+fn a_wished_move_takes_those_pages_of_the_range_that_are_in_its_tier() {
+    let (mut engine, space) = engine(300);
+    devices(&mut engine);
+    let items = select(&mut engine, down(space, 200, 256));
+    let found: Vec<u64> = items.iter().map(|item| item.slot.0).collect();
+    assert_eq!(
+        found,
+        (200..300).collect::<Vec<_>>(),
+        "the others are in memory"
+    );
+    engine.migrations().demoted(items[0], SLOW, Slot(7));
+    assert_eq!(place(&engine, space, 200), (SLOW, Slot(7)));
+    assert_eq!(
+        select(&mut engine, down(space, 200, 1)),
+        [],
+        "it is there already"
+    );
+    let up = WishedMove {
+        from: SLOW,
+        to: FAST,
+        ..down(space, 0, 256)
+    };
+    assert_eq!(select(&mut engine, up).len(), 1);
+    // A page that is named twice moves once.
+    let (mut twice, mut items) = ([down(space, 210, 4), down(space, 212, 4)], Vec::new());
+    (engine.migrations()).select_wished(&twice, &mut items);
+    let found: Vec<u64> = items.iter().map(|item| item.slot.0).collect();
+    assert_eq!(found, (210..216).collect::<Vec<_>>());
+    twice[0].space = SpaceId(77);
+    assert!(
+        (engine.migrations())
+            .select_wished(&twice, &mut items)
+            .is_some()
+    );
+    assert_eq!(items.len(), 6 + 4);
+    assert_eq!(
+        select(&mut engine, down(space, 0, 10_000)).len(),
+        255,
+        "256 numbers at most"
+    );
+}
+
+#[test]
+fn a_wished_move_of_wrong_numbers_or_into_a_tier_that_takes_nothing_is_left_out() {
+    let (mut engine, space) = engine(64);
+    let wish = down(space, 0, 64);
+    assert_eq!(
+        select(&mut engine, wish),
+        [],
+        "nothing is known of the tiers yet"
+    );
+    devices(&mut engine);
+    let tiers = |from: u8, to: u8| WishedMove {
+        from: TierId(from),
+        to: TierId(to),
+        ..wish
+    };
+    let nowhere = [
+        tiers(0, 0),
+        tiers(0, 2),
+        tiers(2, 0),
+        tiers(255, 1),
+        tiers(0, 255),
+        tiers(1, 0),
+        down(SpaceId(space.0 + 1), 0, 64),
+        down(SpaceId(u32::MAX), 0, 64),
+        down(space, u64::MAX, 64),
+        down(space, 1 << 60, 64),
+        down(space, 64, 256),
+        down(space, 0, 0),
+    ];
+    for wish in nowhere {
+        assert_eq!(select(&mut engine, wish), [], "{wish:?}");
+    }
+    let set = |engine: &mut Engine<VecLedger>, capacity, latency| {
+        let device = TierState {
+            capacity: Bytes(1 << 30),
+            ..TierState::empty(LatencyClass::Device)
+        };
+        let to = TierState {
+            capacity: Bytes(capacity),
+            latency,
+            ..device
+        };
+        engine.migrations().set_tiers([device, to]);
+    };
+    set(
+        &mut engine,
+        BASE_PAGE_BYTES as u64 - 1,
+        LatencyClass::Device,
+    );
+    assert_eq!(select(&mut engine, wish), [], "it is full");
+    set(&mut engine, 1 << 30, LatencyClass::Memory);
+    assert_eq!(
+        select(&mut engine, wish),
+        [],
+        "the limit would have to pay for it"
+    );
+    devices(&mut engine);
+    engine.migrations().close(SLOW);
+    assert_eq!(select(&mut engine, wish), [], "it is being emptied");
+    engine.migrations().reopen(SLOW);
+    assert_eq!(select(&mut engine, wish).len(), 64);
+}
+
+#[test]
+fn nothing_moves_up_while_latency_control_spares_the_buffer() {
+    let (mut engine, space) = engine(64);
+    devices(&mut engine);
+    for item in select(&mut engine, down(space, 0, 64)) {
+        engine.migrations().demoted(item, SLOW, item.slot);
+    }
+    let up = WishedMove {
+        from: SLOW,
+        to: FAST,
+        ..down(space, 0, 64)
+    };
+    let goes = Goes::ToDevice;
+    engine.turn(Some(Turned { batch: 64, goes }));
+    assert_eq!(select(&mut engine, up), []);
+    engine.turn(None);
+    assert_eq!(select(&mut engine, up).len(), 64);
+}
+
+#[test]
+fn a_page_is_offered_once_to_the_tier_that_was_wished_and_then_to_the_others() {
+    let (mut engine, space) = engine(0);
+    devices(&mut engine);
+    let mut wish = |page, tier| {
+        engine
+            .evictions()
+            .place(space, VirtPage(page), TierId(tier))
+    };
+    assert!(wish(1, 1) && wish(2, 0) && wish(3, 1));
+    assert!(!wish(1, 2) && !wish(1, 255), "there are two tiers");
+    assert!(
+        !wish(5000, 1) && !wish(u64::MAX, 1),
+        "there is no such page"
+    );
+    // A newer wish is in force.
+    assert!(wish(3, 0));
+    let mut batch = Vec::new();
+    let offered = |engine: &mut Engine<VecLedger>, batch: &mut Vec<_>| {
+        assert!(engine.evictions().select(4, batch));
+        let order = |at| engine.evictions().tiers_for(at).iter().collect::<Vec<_>>();
+        batch
+            .iter()
+            .map(|item: &undercroft_engine::EvictItem| item.at)
+            .map(order)
+            .collect::<Vec<_>>()
+    };
+    let all = [
+        vec![FAST, SLOW],
+        vec![SLOW, FAST],
+        vec![FAST, SLOW],
+        vec![FAST, SLOW],
+    ];
+    assert_eq!(offered(&mut engine, &mut batch), all);
+    assert_eq!(engine.books().stats().placed, 3);
+    let mut wake = Vec::new();
+    for item in &batch {
+        engine.evictions().settle(item.at, Taken::Busy, &mut wake);
+    }
+    // A page that is out cannot be placed.
+    let (mut other, space) = crate::moves::engine(1);
+    devices(&mut other);
+    assert!(!other.evictions().place(space, VirtPage(0), SLOW));
+}
+
+/// Notes what is told of tiers.
+#[derive(Default)]
+struct Told(Mutex<Vec<(&'static str, u64, u8)>>);
+
+impl Journal for Told {
+    fn note(&self, event: BookEvent) {
+        let told = match event {
+            BookEvent::Stored(_, page, tier) => ("stored", page.0, tier.0),
+            BookEvent::Migrated(_, page, tier) => ("moved", page.0, tier.0),
+            BookEvent::Loaded(_, page, tier) => ("loaded", page.0, tier.0),
+            _ => return,
+        };
+        self.0.lock().expect("one thread").push(told);
+    }
+}
+
+#[test]
+fn where_copies_go_and_come_from_is_told_by_rank() {
+    let (mut engine, space) = engine(0);
+    devices(&mut engine);
+    let told = Arc::new(Told::default());
+    engine.add_journal(told.clone());
+    let (mut batch, mut wake) = (Vec::new(), Vec::new());
+    assert!(engine.evictions().select(3, &mut batch));
+    let ends = [
+        Outcome::Stored(SLOW, Slot(0)),
+        Outcome::Stored(FAST, Slot(1)),
+        Outcome::Stored(TierId::FILL, Slot(0)),
+    ];
+    for (item, end) in batch.iter().zip(ends) {
+        engine.evictions().settle(item.at, Taken::Moved, &mut wake);
+        engine.evictions().publish(item.at, end, &mut wake);
+    }
+    let item = select(&mut engine, down(space, 0, 8))[0];
+    engine.migrations().demoted(item, SLOW, Slot(2));
+    for page in 0..3 {
+        let fault = Fault {
+            space,
+            page: VirtPage(page),
+            write: false,
+            thread: undercroft_base::ThreadId(1),
+            urgent: false,
+        };
+        let mut plan = LoadPlan::default();
+        engine.faults().answer(fault, &mut plan);
+        plan.items[0].install = Install::Done;
+        engine.faults().finish(fault, &mut plan.items);
+    }
+    let dropped = VirtRange::new(VirtPage(0), VirtPage(3));
+    engine.layout().removed(space, dropped);
+    let expected = [
+        ("stored", 0, 1),
+        ("stored", 1, 0),
+        ("moved", 1, 1),
+        ("loaded", 0, 1),
+        ("loaded", 1, 1),
+    ];
+    assert_eq!(*told.0.lock().expect("one thread"), expected);
+}

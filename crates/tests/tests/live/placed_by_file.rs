@@ -1,0 +1,102 @@
+//! Placement by policy files: pages go where the file says, and move there, and every byte is kept.
+
+use std::path::Path;
+
+use rustix::process::Signal;
+use undercroft_tests::{Job, MIB, Running, build, turn};
+
+use crate::flexswap::{count, parameter, policy, set, text};
+
+/// Logical bytes in a tier.
+fn held(run: &Running, tier: usize) -> Option<u64> {
+    run.status()?["tiers"][tier]["logical_bytes"].as_u64()
+}
+
+/// A walk round 64 MiB whose words are checked, in 24 MiB, over two files that both have room. The
+/// second is as slow as a disk.
+fn walk(folder: &Path, file: &Path) -> Running {
+    let at = |name: &str| folder.join(name).display().to_string();
+    Job::new(build("touch"))
+        .args(["64", "--rounds", "1000000", "--pace", "20"])
+        .options(["--policy", text(file), "--placement", "waterfall"])
+        .options(["--prefetch", "none", "--access-scan", "never"])
+        .limit(24 * MIB)
+        .tier(&format!("file:{},size=1G", at("fast")))
+        .tier(&format!("file:{},size=1G,shape=sata-ssd", at("slow")))
+        .timeout(150)
+        .start()
+}
+
+/// Ends a walk. A word that was wrong would have ended it with 1.
+fn end(run: Running) {
+    run.signal(Signal::TERM);
+    let outcome = run.wait().expect(128 + 15);
+    println!("{outcome}");
+    assert_eq!(outcome.number("counters.lost"), Some(0.0), "{outcome}");
+    let tiers = &outcome.report.as_ref().expect("a report")["tiers"];
+    assert!((0..2).all(|at| tiers[at]["errors"] == 0), "{outcome}");
+}
+
+#[test]
+fn slabs_move_by_the_temperature_as_a_file() {
+    turn!(one_at_a_time, "a plain run has no policy");
+    let folder = tempfile::tempdir_in("/var/tmp").expect("a scratch folder");
+    let Some(file) = policy("temperature", folder.path()) else {
+        return;
+    };
+    let mut run = walk(folder.path(), &file);
+    run.until("all pages in the first file", 60, |run| {
+        let begun = parameter(&run.status()?, "step_ms")? == 5000;
+        (begun && held(run, 0)? > 56 * MIB).then_some(())
+    });
+    // Nothing of the engine moves them down: both files have room.
+    let client = run.status().expect("it runs")["client_pid"].as_u64();
+    let client = rustix::process::Pid::from_raw(client.expect("a process") as i32);
+    let client = client.expect("a process");
+    rustix::process::kill_process(client, Signal::STOP).expect("it is stopped");
+    set(&run, "policy.step_ms=500");
+    let status = run.until("cold slabs in the second file", 60, |run| {
+        // What is in memory again, and has a copy in the first, stays there.
+        let status = run.status()?;
+        let cold = parameter(&status, "hot")? == 0 && held(run, 1)? > 36 * MIB;
+        cold.then_some(status)
+    });
+    assert!(
+        count(&status, "/policies/plugin/moves_done") > 5000,
+        "{status}"
+    );
+    set(&run, "policy.step_ms=5000");
+    rustix::process::kill_process(client, Signal::CONT).expect("it goes on");
+    run.until("slabs that were lifted", 60, |run| {
+        let status = run.status()?;
+        (count(&status, "/counters/lifted") > 1000).then_some(())
+    });
+    end(run);
+}
+
+/// Odd pages shall go to the second file.
+const ODD: &str = r#"(module
+    (import "undercroft" "place" (func $place (param i32 i64 i32) (result i32)))
+    (memory (export "memory") 1)
+    (func (export "abi_version") (result i32) (i32.const 1))
+    (func (export "on_event") (param $kind i32) (param $space i32) (param $page i64) (param i64 i64)
+        (if (i32.le_u (local.get $kind) (i32.const 2)) (then
+            (drop (call $place (local.get $space) (local.get $page)
+                (i32.wrap_i64 (i64.and (local.get $page) (i64.const 1)))))))))"#;
+
+#[test]
+fn pages_leave_for_the_tier_that_a_policy_file_names() {
+    turn!(one_at_a_time, "a plain run has no policy");
+    let folder = tempfile::tempdir_in("/var/tmp").expect("a scratch folder");
+    let file = folder.path().join("odd.wasm");
+    std::fs::write(&file, wat::parse_str(ODD).expect("right text")).expect("a scratch file");
+    let mut run = walk(folder.path(), &file);
+    let status = run.until("pages in both files", 60, |run| {
+        // What left before the file was heard is in the first one.
+        let both = held(run, 1)? > 12 * MIB && held(run, 0)? > 12 * MIB;
+        both.then(|| run.status())?
+    });
+    let placed = count(&status, "/policies/plugin/places_wished");
+    assert!(placed > 6000, "{status}");
+    end(run);
+}
