@@ -4,7 +4,6 @@
 //! Tiers are named as policies name them: by rank, the fastest is 0.
 
 use undercroft_base::{LatencyClass, PageNo, PageState, SpaceId, TierId, VirtPage};
-use undercroft_policy::place::TierState;
 
 use crate::ledger::Ledger;
 use crate::limits::{DEMOTE_PAGES_MAX, PLACES_MAX};
@@ -83,8 +82,9 @@ impl<L: Ledger> Migrations<'_, L> {
     /// a fork relative. Returns the tiers; `None`: there is nothing to move, or it may not move.
     /// The caller carries it out as [`Migrations::next_group`]'s.
     ///
-    /// Nothing moves to compressed memory, which the limit has to pay for, to a tier that is full
-    /// or closed, out of a closed one, or up while latency control keeps the client out of there.
+    /// Nothing moves to compressed memory, which the limit has to pay for, to a tier that is closed
+    /// or has no room for all these pages, out of a closed tier, or up while latency control keeps
+    /// the client out of there.
     ///
     /// * `wishes`: all from and to the same tiers. What is beyond [`DEMOTE_PAGES_MAX`] is left out.
     ///
@@ -94,7 +94,7 @@ impl<L: Ledger> Migrations<'_, L> {
         wishes: &[WishedMove],
         out: &mut Vec<DemoteItem>,
     ) -> Option<(TierId, TierId)> {
-        let (from, to) = self.engine.wished_tiers(wishes.first()?)?;
+        let (from, to) = self.engine.wished_tiers(wishes)?;
         if self.spares(from, to) {
             return None;
         }
@@ -120,19 +120,22 @@ impl<L: Ledger> Migrations<'_, L> {
 }
 
 impl<L: Ledger> Engine<L> {
-    /// The numbers of the tiers of a move, if copies may move between them.
-    fn wished_tiers(&self, wish: &WishedMove) -> Option<(TierId, TierId)> {
+    /// The numbers of the tiers of moves, if copies may move between them.
+    fn wished_tiers(&self, wishes: &[WishedMove]) -> Option<(TierId, TierId)> {
+        let wish = wishes.first()?;
         let state = |rank: TierId| {
             let at = usize::from(rank.0);
             Some((*self.ranks.get(at)?, self.ranked.get(at)?))
         };
         let ((from, of), (to, there)) = (state(wish.from)?, state(wish.to)?);
-        let takes = |tier: &TierState| {
-            tier.latency != LatencyClass::Memory && tier.headroom().0 >= tier.page.bytes() as u64
-        };
+        let pages = wishes
+            .iter()
+            .map(|wish| wish.pages.min(DEMOTE_PAGES_MAX as u64));
+        let pages = pages.sum::<u64>().min(DEMOTE_PAGES_MAX as u64);
         let may = from != to
             && of.page == there.page
-            && takes(there)
+            && there.latency != LatencyClass::Memory
+            && there.headroom().0 >= pages * there.page.bytes() as u64
             && !self.is_closed(from)
             && !self.is_closed(to);
         may.then_some((from, to))

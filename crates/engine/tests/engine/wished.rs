@@ -128,10 +128,14 @@ fn a_wished_move_of_wrong_numbers_or_into_a_tier_that_takes_nothing_is_left_out(
     };
     set(
         &mut engine,
-        BASE_PAGE_BYTES as u64 - 1,
+        64 * BASE_PAGE_BYTES as u64 - 1,
         LatencyClass::Device,
     );
-    assert_eq!(select(&mut engine, wish), [], "it is full");
+    assert_eq!(
+        select(&mut engine, wish),
+        [],
+        "it has no room for all of them"
+    );
     set(&mut engine, 1 << 30, LatencyClass::Memory);
     assert_eq!(
         select(&mut engine, wish),

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 use undercroft_tests::{Job, MIB, Running, build, turn};
 
 use crate::flexswap::{count, parameter, policy, set, text};
@@ -25,6 +25,14 @@ fn walk(folder: &Path, file: &Path) -> Running {
         .tier(&format!("file:{},size=1G,shape=sata-ssd", at("slow")))
         .timeout(150)
         .start()
+}
+
+/// Stops the program of a run, and returns it.
+fn stop(run: &Running) -> Pid {
+    let client = run.status().expect("it runs")["client_pid"].as_u64();
+    let client = Pid::from_raw(client.expect("a process") as i32).expect("a process");
+    kill_process(client, Signal::STOP).expect("it is stopped");
+    client
 }
 
 /// Ends a walk. A word that was wrong would have ended it with 1.
@@ -50,10 +58,7 @@ fn slabs_move_by_the_temperature_as_a_file() {
         (begun && held(run, 0)? > 56 * MIB).then_some(())
     });
     // Nothing of the engine moves them down: both files have room.
-    let client = run.status().expect("it runs")["client_pid"].as_u64();
-    let client = rustix::process::Pid::from_raw(client.expect("a process") as i32);
-    let client = client.expect("a process");
-    rustix::process::kill_process(client, Signal::STOP).expect("it is stopped");
+    let client = stop(&run);
     set(&run, "policy.step_ms=500");
     let status = run.until("cold slabs in the second file", 60, |run| {
         // What is in memory again, and has a copy in the first, stays there.
@@ -66,11 +71,57 @@ fn slabs_move_by_the_temperature_as_a_file() {
         "{status}"
     );
     set(&run, "policy.step_ms=5000");
-    rustix::process::kill_process(client, Signal::CONT).expect("it goes on");
+    kill_process(client, Signal::CONT).expect("it goes on");
     run.until("slabs that were lifted", 60, |run| {
         let status = run.status()?;
         (count(&status, "/counters/lifted") > 1000).then_some(())
     });
+    end(run);
+}
+
+/// A buffer that is too small, above a file: as `tiers::groups_leave_a_full_buffer`, by the file.
+#[test]
+fn groups_leave_a_full_buffer_and_come_back_by_a_file() {
+    turn!(one_at_a_time, "a plain run has no policy");
+    let folder = tempfile::tempdir_in("/var/tmp").expect("a scratch folder");
+    let Some(file) = policy("latency_group", folder.path()) else {
+        return;
+    };
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let mut run = Job::new(build("touch"))
+        .args(["48", "--rounds", "1000000", "--random-data", "--pace", "30"])
+        .limit(12 * MIB)
+        .options(["--placement", "waterfall", "--prefetch", "none"])
+        .tier(&format!("nvm:{},size=16M", at("buffer")))
+        .tier(&format!("file:{},size=1G", at("zone")))
+        .timeout(150)
+        .start();
+    // No thread moves copies in the background until there is a file that may.
+    run.until("pages in the buffer", 60, |run| {
+        (held(run, 0)? > MIB).then_some(())
+    });
+    set(&run, &format!("policy={}", text(&file)));
+    let begun = |run: &Running| {
+        let status = run.status()?;
+        let heard = parameter(&status, "groups")? > 100;
+        (heard && held(run, 1)? > 8 * MIB).then_some(())
+    };
+    run.until("groups, and pages in the file", 60, |run| begun(run));
+    let client = stop(&run);
+    run.until("an eighth of the buffer is free", 60, |run| {
+        (held(run, 0)? <= 14 * MIB).then_some(())
+    });
+    kill_process(client, Signal::CONT).expect("it goes on");
+    let status = run.until("groups that came up, and went down", 60, |run| {
+        let status = run.status()?;
+        let [up, all] = ["lifted", "demoted"].map(|of| count(&status, &format!("/counters/{of}")));
+        (up > 500 && all > up + 500).then_some(status)
+    });
+    assert!(
+        count(&status, "/policies/plugin/moves_done") > 500,
+        "{status}"
+    );
+    assert_eq!(parameter(&status, "pages_left_out"), Some(0), "{status}");
     end(run);
 }
 

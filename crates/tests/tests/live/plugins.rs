@@ -25,10 +25,20 @@ const IMPORTS: &str = r#"
         (func $register (param i32 i32 i64) (result i32)))
     (import "undercroft" "get_parameter" (func $parameter (param i32) (result i64)))"#;
 
+/// Functions of tiers. A policy that imports them hears more.
+const OF_TIERS: &str = r#"
+    (import "undercroft" "place" (func $place (param i32 i64 i32) (result i32)))
+    (import "undercroft" "move_pages" (func $move (param i32 i64 i32 i32 i32) (result i32)))"#;
+
 /// Writes a policy with this `on_event` into a folder, and returns its path.
 fn policy(folder: &Path, name: &str, version: u32, on_event: &str, more: &str) -> PathBuf {
+    let tiers = if on_event.contains("$move") {
+        OF_TIERS
+    } else {
+        ""
+    };
     let text = format!(
-        r#"(module {IMPORTS} (memory (export "memory") 1)
+        r#"(module {IMPORTS} {tiers} (memory (export "memory") 1)
             (func (export "abi_version") (result i32) (i32.const {version}))
             (func (export "on_event")
                 (param $kind i32) (param $space i32) (param $page i64) (param $pages i64)
@@ -250,7 +260,7 @@ fn a_linear_prefetch_as_a_policy_file_halves_the_waits_of_a_walk() {
 }
 
 /// Policies that do harm as far as they can, by name, with what the report must say.
-const HOSTILE: [(&str, &str, &str); 9] = [
+const HOSTILE: [(&str, &str, &str); 10] = [
     ("loop", "(loop (br 0))", "failures"),
     ("trap", "(unreachable)", "failures"),
     (
@@ -305,6 +315,19 @@ const HOSTILE: [(&str, &str, &str); 9] = [
          (drop (call $prefetch (local.get $space)
             (i64.mul (local.get $page) (i64.const 4096))))",
         "prefetches_wished",
+    ),
+    // To and fro, into compressed memory, and between tiers of which there are none.
+    (
+        "moves",
+        "(drop (call $place (local.get $space) (local.get $page)
+            (i32.wrap_i64 (i64.rem_u (local.get $page) (i64.const 3)))))
+         (drop (call $move (local.get $space) (i64.sub (local.get $page) (i64.const 128))
+            (i32.const 256) (i32.const 0) (i32.const 1)))
+         (drop (call $move (local.get $space) (i64.sub (local.get $page) (i64.const 300))
+            (i32.const 256) (i32.const 1) (i32.const 0)))
+         (drop (call $move (local.get $space) (local.get $page) (i32.const 9)
+            (local.get $kind) (i32.const -1)))",
+        "moves_done",
     ),
     // Below the fuel of an event, so it is never dismissed, and is always late.
     (

@@ -39,9 +39,9 @@ pub(crate) struct SimArgs {
     #[arg(long, value_name = "SIZE,..", default_value = "4K", value_delimiter = ',', value_parser = page_size)]
     pub page_size: Vec<u64>,
 
-    /// Policy that chooses the pages to evict (see `run --policy`), a policy FILE.wasm, or a
-    /// bound: belady, random; several by commas [default: the policy of a recorded live run,
-    /// otherwise clock]
+    /// Policy that chooses the pages to evict (see `run --policy`), a policy file as FILE.wasm or
+    /// NAME+FILE.wasm (auto, or this policy, chooses the others), or a bound: belady, random;
+    /// several by commas [default: the policy of a recorded live run, otherwise clock]
     #[arg(long, alias = "policy", value_name = "NAME,..", value_delimiter = ',', value_parser = reclaim)]
     pub reclaim: Vec<String>,
 
