@@ -36,8 +36,8 @@ use undercroft_sys::access::{self, AccessError, AccessScanner, BLOCK_PAGES, Clea
 use undercroft_sys::process;
 
 use crate::books::runs::RUNS_MAX;
-use crate::space::findings::{Last, TICK, used_before};
-use crate::space::guest_access::GuestScans;
+use crate::space::findings::{Last, TICK};
+use crate::space::guest_access::{GuestScans, Seen, Spent};
 use crate::space::process::Process;
 use crate::space::scans::ForPolicy;
 use crate::space::shared::Shared;
@@ -163,6 +163,12 @@ fn rest(shared: &Shared) -> Duration {
 /// Longest time without a look whether a policy file asks for scans: if there is one, and if not.
 const LOOKS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(10)];
 
+/// The time in [`TICK`]s since the start.
+fn ticks(shared: &Shared) -> u32 {
+    let now = shared.elapsed().as_millis() / TICK.as_millis();
+    u32::try_from(now).unwrap_or(u32::MAX)
+}
+
 /// Sleeps. False if the run has ended meanwhile; its end does not wait for this thread.
 fn sleep(shared: &Shared, pause: Duration) -> bool {
     std::thread::sleep(pause);
@@ -182,11 +188,11 @@ pub(crate) struct Accesses {
     /// How long threads had waited for pages by then, and how long the last scan took.
     waited: Nanos,
     took: Duration,
-    /// Costs of the scan that is under way for the program, beside the time that it takes.
-    charge: Duration,
+    /// Costs of guests in the scan that is under way.
+    spent: Spent,
+    /// How long they took, with rests.
+    guests_took: Duration,
     last: HashMap<SpaceId, Last>,
-    /// When the last scan ended that found something, in [`TICK`]s since the start.
-    scanned: u32,
     /// There was a scan.
     has_scanned: bool,
     used: Vec<VirtPage>,
@@ -248,9 +254,9 @@ impl Accesses {
             since: Instant::now(),
             waited: Nanos(0),
             took: Duration::ZERO,
-            charge: Duration::ZERO,
+            spent: Spent::default(),
+            guests_took: Duration::ZERO,
             last: HashMap::new(),
-            scanned: 0,
             has_scanned: false,
             used: Vec::new(),
             set: Vec::new(),
@@ -313,17 +319,17 @@ impl Accesses {
     ///
     /// * `scanned`: there was something to scan.
     fn ended(&mut self, began: Instant, scanned: bool) -> Duration {
-        if scanned && let Some(now) = self.ticks() {
+        if scanned && !self.pace.on_demand {
             let mut ages = Ages::default();
             for last in self.last.values() {
-                last.add_to(&mut ages, now);
+                last.add_to(&mut ages);
             }
-            self.scanned = now;
             self.shared.gauges.ages.set(ages);
         }
-        let took = began.elapsed();
-        let charge = std::mem::take(&mut self.charge);
-        self.took = took + charge;
+        let (passed, spent) = (began.elapsed(), std::mem::take(&mut self.spent));
+        let guests = std::mem::take(&mut self.guests_took);
+        let took = passed.saturating_sub(guests) + spent.work;
+        self.took = took + spent.charge;
         let scans = &self.shared.gauges.scans;
         if scanned {
             scans.count.fetch_add(1, Ordering::Relaxed);
@@ -334,15 +340,14 @@ impl Accesses {
         scans.metadata.fetch_max(metadata, Ordering::Relaxed);
         self.policy.tell(&self.shared);
         self.has_scanned = true;
-        let least = took * (self.pace.share - 1) + charge * self.pace.share;
+        let least = passed.saturating_sub(guests) * (self.pace.share - 1) + spent.owed;
         self.earliest = Instant::now() + least;
-        self.pace.interval.saturating_sub(took).max(least)
+        self.pace.interval.saturating_sub(passed).max(least)
     }
 
     /// The time in [`TICK`]s since the start, if ages are remembered.
     fn ticks(&self) -> Option<u32> {
-        let now = self.shared.elapsed().as_millis() / TICK.as_millis();
-        (!self.pace.on_demand).then_some(u32::try_from(now).unwrap_or(u32::MAX))
+        (!self.pace.on_demand).then(|| ticks(&self.shared))
     }
 
     /// Sleeps, and names old pages meanwhile if a user asks. False if the run has ended.
@@ -376,11 +381,8 @@ impl Accesses {
     /// Has the evictor take pages out of memory that have not been used for `older`, and waits for
     /// it: until all were tried, or nothing moves.
     fn name_unused(&self, older: Duration) {
-        let Some(until) = used_before(self.scanned, older) else {
-            return;
-        };
         for (space, last) in &self.last {
-            for run in last.unused_since(until) {
+            for run in last.unused_for(older) {
                 if !self.evictor_has_below(RUNS_MAX) {
                     return;
                 }
@@ -440,15 +442,25 @@ impl Accesses {
 
     /// Scans and touches the pages of a guest. False if nothing is known of their use.
     fn scan_guest(&mut self, process: &Process) -> bool {
+        let began = Instant::now();
         let before = self.last.remove(&process.space);
         let (again, mut last) = (before.is_some(), before.unwrap_or_default());
         let mut next = Last::default();
         self.used.clear();
-        let (now, used) = (self.ticks(), &mut self.used);
-        let done = self.guests.scan(process, |seen| {
+        let (shared, used, spent) = (&self.shared, &mut self.used, &mut self.spent);
+        let (share, asks_ages) = (self.pace.share, !self.pace.on_demand);
+        let each = |seen: &Seen| {
             let block = seen.block(last.frames(seen.start));
+            let (now, before) = (asks_ages.then(|| ticks(shared)), used.len());
             last.used(&block, now, &mut next, used);
+            USE_COST * (used.len() - before) as u32
+        };
+        // The bound holds within a scan, too: a large guest takes seconds.
+        let done = self.guests.scan(process, each, |work, charge| {
+            let pause = spent.add(work, charge, share);
+            pause.is_zero() || sleep(shared, pause)
         });
+        self.guests_took += began.elapsed();
         let Some(done) = done else {
             return false; // its process ends
         };
@@ -456,7 +468,6 @@ impl Accesses {
         if done != GuestAccess::Scanned {
             return false;
         }
-        self.charge += USE_COST * self.used.len() as u32;
         self.last.insert(process.space, next);
         self.tell(process);
         self.policy.note(process.space, &self.used, again);

@@ -17,6 +17,8 @@ const _: () = assert!(NAMED_PAGES as usize <= EVICT_PAGES_MAX / 2);
 struct Block {
     /// The frames of its pages at the last scan: 0 = none.
     frames: [u8; BLOCK_PAGES as usize],
+    /// When that was, in [`TICK`]s since the start.
+    looked: u32,
     /// When each page was seen used, or came, in [`TICK`]s since the start. Empty: ages are
     /// not asked for.
     used: Vec<u32>,
@@ -45,6 +47,7 @@ impl Last {
         let mut kept = self.blocks.remove(&block.start).unwrap_or_else(|| {
             Box::new(Block {
                 frames: [0; BLOCK_PAGES as usize],
+                looked: 0,
                 used: now.map_or(Vec::new(), |now| vec![now; BLOCK_PAGES as usize]),
             })
         });
@@ -61,6 +64,7 @@ impl Last {
             }
         }
         kept.frames = block.frames;
+        kept.looked = now.unwrap_or_default();
         next.blocks.insert(block.start, kept);
     }
 
@@ -78,31 +82,35 @@ impl Last {
     }
 
     /// Counts the pages in memory by age.
-    pub(super) fn add_to(&self, ages: &mut Ages, now: u32) {
+    pub(super) fn add_to(&self, ages: &mut Ages) {
         for block in self.blocks.values() {
             for (frame, last) in block.frames.iter().zip(&block.used) {
                 if *frame != 0 {
-                    let age = u64::from(now.saturating_sub(*last)) * TICK.as_nanos() as u64;
+                    let age =
+                        u64::from(block.looked.saturating_sub(*last)) * TICK.as_nanos() as u64;
                     ages.add(Nanos(age), BASE_PAGE_BYTES as u64);
                 }
             }
         }
     }
 
-    /// The pages in memory that were used at `until` for the last time, or before it, in runs of at
-    /// most [`NAMED_PAGES`], in ascending order.
-    pub(super) fn unused_since(&self, until: u32) -> impl Iterator<Item = VirtRange> {
+    /// The pages in memory that had not been used for `older` at the last look at them, in runs of
+    /// at most [`NAMED_PAGES`], in ascending order.
+    pub(super) fn unused_for(&self, older: Duration) -> impl Iterator<Item = VirtRange> {
         let mut blocks: Vec<_> = self.blocks.iter().collect();
         blocks.sort_unstable_by_key(|(start, _)| **start);
         let all = blocks.into_iter();
-        all.flat_map(move |(start, block)| block.unused_since(*start, until))
+        all.flat_map(move |(start, block)| block.unused_for(*start, older))
     }
 }
 
 impl Block {
     /// * `start`: its first page.
-    fn unused_since(&self, start: VirtPage, until: u32) -> Vec<VirtRange> {
+    fn unused_for(&self, start: VirtPage, older: Duration) -> Vec<VirtRange> {
         let mut runs: Vec<VirtRange> = Vec::new();
+        let Some(until) = used_before(self.looked, older) else {
+            return runs;
+        };
         for (at, last) in self.used.iter().enumerate() {
             if self.frames[at] == 0 || *last > until {
                 continue;
@@ -121,7 +129,7 @@ impl Block {
 
 /// When a page was last used that had not been used for `older` at a scan. `None`: there was no
 /// run then. What was used after that scan is not known, so the time since it does not count.
-pub(super) fn used_before(scanned: u32, older: Duration) -> Option<u32> {
+fn used_before(scanned: u32, older: Duration) -> Option<u32> {
     let ticks = older.as_millis().div_ceil(TICK.as_millis());
     scanned.checked_sub(u32::try_from(ticks).ok()?)
 }
@@ -180,13 +188,13 @@ mod tests {
             last.used(&block(pages), Some(now), &mut next, &mut Vec::new());
             last = next;
             let mut ages = Ages::default();
-            last.add_to(&mut ages, now);
-            let unused = |until: u32| -> Vec<(u64, u64)> {
-                let runs = last.unused_since(until);
+            last.add_to(&mut ages);
+            let unused = |seconds: u64| -> Vec<(u64, u64)> {
+                let runs = last.unused_for(Duration::from_secs(seconds));
                 runs.map(|run| (run.start.0 - 512, run.count().0)).collect()
             };
             let pages = [0, 1].map(|at| ages.unused[at].bytes / 4096);
-            (pages, unused(now - 10), unused(now - 100))
+            (pages, unused(1), unused(10))
         };
         let four = [(1, 7, true), (2, 8, true), (3, 9, false), (4, 5, false)];
         assert_eq!(scan(1000, &four), ([0, 0], vec![], vec![]));

@@ -21,6 +21,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
 
 use undercroft_base::{VirtPage, VirtRange};
 use undercroft_proto::report::GuestAccess;
@@ -28,6 +29,7 @@ use undercroft_sys::access::{self, BLOCK_PAGES, BlockScan};
 use undercroft_sys::object::MemoryObject;
 use undercroft_sys::pagemap::{Category, Pagemap};
 use undercroft_sys::probe::Swaps;
+use undercroft_sys::process;
 
 use super::guest::Guest;
 use super::process::Process;
@@ -82,6 +84,37 @@ impl Seen {
     }
 }
 
+/// Work of one scan without a rest. A small guest is looked at in one go.
+const BURST: Duration = Duration::from_millis(100);
+
+/// Costs of a scan.
+#[derive(Debug, Default)]
+pub(super) struct Spent {
+    /// CPU time that it took.
+    pub work: Duration,
+    /// Costs for the program.
+    pub charge: Duration,
+    /// Time that it rests afterwards.
+    pub owed: Duration,
+    burst: Duration,
+}
+
+impl Spent {
+    /// The scan has gone on. Returns how long it rests now, so that work and charge are at most one
+    /// part in `share` of the time.
+    pub(super) fn add(&mut self, work: Duration, charge: Duration, share: u32) -> Duration {
+        self.work += work;
+        self.charge += charge;
+        self.burst += work;
+        self.owed += work * (share - 1) + charge * share;
+        if self.burst < BURST {
+            return Duration::ZERO;
+        }
+        self.burst = Duration::ZERO;
+        std::mem::take(&mut self.owed)
+    }
+}
+
 /// Scans of guests, by one thread.
 pub(super) struct GuestScans {
     swaps: Swaps,
@@ -115,12 +148,16 @@ impl GuestScans {
     }
 
     /// Looks at the guest, block by block, and takes its pages out of the page tables. `None`: its
-    /// process ends. Cost: some 2 us a page that is mapped, and 8 us for the virtual CPU that uses
-    /// it again; 10 ns for any other page in memory.
+    /// process ends, or the run. Cost: 2 to 70 us a page that is mapped, and 8 us for the virtual
+    /// CPU that uses it again; 10 ns for any other page in memory.
+    ///
+    /// * `each`: hears of a block, and says what its uses cost the program.
+    /// * `rest`: is told how long a block took, and that cost, and may sleep. False: the run ends.
     pub(super) fn scan(
         &mut self,
         process: &Process,
-        each: impl FnMut(&Seen),
+        each: impl FnMut(&Seen) -> Duration,
+        rest: impl FnMut(Duration, Duration) -> bool,
     ) -> Option<GuestAccess> {
         let hosted = process.hosted.as_ref()?;
         let identity = hosted.host.identity.get()?;
@@ -135,7 +172,7 @@ impl GuestScans {
             return Some(GuestAccess::KernelSwap);
         }
         let pidfd = identity.pidfd.as_fd();
-        match self.blocks(&hosted.guest, &identity.pagemap, pidfd, each) {
+        match self.blocks(&hosted.guest, &identity.pagemap, pidfd, each, rest) {
             Ok(zapped) if zapped.has_effect() => {
                 self.without_effect = 0;
                 Some(GuestAccess::Scanned)
@@ -156,7 +193,8 @@ impl GuestScans {
         guest: &Guest,
         pagemap: &Pagemap,
         pidfd: BorrowedFd<'_>,
-        mut each: impl FnMut(&Seen),
+        mut each: impl FnMut(&Seen) -> Duration,
+        mut rest: impl FnMut(Duration, Duration) -> bool,
     ) -> io::Result<Zapped> {
         // A seek moves the offset of a descriptor, and the control thread seeks too.
         let object = MemoryObject::of(guest.object().as_fd())?;
@@ -164,6 +202,7 @@ impl GuestScans {
         let mut data = object.data(whole.start)?;
         let mut zapped = Zapped::default();
         while let Some(run) = data {
+            let began = process::own_run_time();
             let start = VirtPage(run.start.0 / BLOCK_PAGES * BLOCK_PAGES);
             let block = VirtRange::new(start, start.plus(BLOCK_PAGES)).intersect(whole);
             let mut seen = Seen {
@@ -187,12 +226,15 @@ impl GuestScans {
                 let run = VirtRange::new(page(run.start), page(run.end));
                 add(&mut seen.mapped, start, run);
             }
-            each(&seen);
+            let charge = each(&seen);
             if !self.runs.is_empty() {
                 zapped.mapped += pages(&self.runs);
                 access::zap(pidfd, &self.runs)?;
                 self.look(guest, pagemap, block)?;
                 zapped.left += pages(&self.runs);
+            }
+            if !rest(process::own_run_time().saturating_sub(began), charge) {
+                return Err(io::ErrorKind::Interrupted.into());
             }
         }
         Ok(zapped)
@@ -220,7 +262,7 @@ mod tests {
 
     use undercroft_base::BASE_PAGE_BYTES;
     use undercroft_sys::mapping::SharedMemory;
-    use undercroft_sys::process::{self, PidFd};
+    use undercroft_sys::process::PidFd;
     use undercroft_sys::uffd::{Features, RegisterMode};
     use undercroft_sys::uffd_source::UffdSource;
 
@@ -287,7 +329,7 @@ mod tests {
             let mut scans = std::mem::replace(&mut self.scans, GuestScans::new());
             let (mut last, mut next) = (std::mem::take(&mut self.last), Last::default());
             let mut used = Vec::new();
-            let zapped = scans.blocks(&self.guest, &pagemap, pidfd.as_fd(), |seen| {
+            let each = |seen: &Seen| {
                 last.used(
                     &seen.block(last.frames(seen.start)),
                     None,
@@ -297,7 +339,10 @@ mod tests {
                 if seen.start == VirtPage(0) {
                     meanwhile(self);
                 }
-            });
+                Duration::ZERO
+            };
+            let (guest, pidfd) = (&self.guest, pidfd.as_fd());
+            let zapped = scans.blocks(guest, &pagemap, pidfd, each, |_, _| true);
             let zapped = zapped.expect("it scans itself");
             assert!(zapped.has_effect(), "{} of {}", zapped.left, zapped.mapped);
             (self.scans, self.last) = (scans, next);
@@ -334,6 +379,15 @@ mod tests {
         assert_eq!(bed.scan(both), [10]);
         assert_eq!(bed.scan(|_| {}), [12]);
         assert_eq!(bed.scan(|_| {}), [0; 0]);
+    }
+
+    #[test]
+    fn a_scan_takes_a_part_of_the_time_at_most() {
+        let (ms, mut spent) = (Duration::from_millis, Spent::default());
+        assert_eq!(spent.add(ms(40), ms(10), 10), ms(0), "460 ms are owed");
+        assert_eq!(spent.add(ms(60), ms(0), 10), ms(1000));
+        assert_eq!(spent.add(ms(20), ms(0), 10), ms(0));
+        assert_eq!((spent.work, spent.owed), (ms(120), ms(180)));
     }
 
     #[test]
