@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::builder::styling::{AnsiColor, Styles};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use undercroft_api::Listen;
-use undercroft_base::{Bytes, Price};
+use undercroft_base::{Bytes, PageSize, Price};
 use undercroft_keeper::wanted::Wanted;
 use undercroft_policy::place::PlacementName;
 use undercroft_policy::prefetch::PrefetchName;
@@ -255,11 +255,17 @@ pub(crate) struct VmArgs {
     #[arg(long, value_name = "SIZE", value_parser = values::guest_memory)]
     pub memory: Option<Bytes>,
 
+    /// Size of the pages that guest memory is moved in: 4K, or 2M from the kernel's pool of huge
+    /// pages (sysctl vm.nr_hugepages). Pages are never split. A monitor other than QEMU maps such
+    /// memory with MAP_NORESERVE
+    #[arg(long, value_name = "SIZE", default_value = "4K")]
+    pub page_size: PageSize,
+
     /// Listen here for machines that other processes restore from a snapshot, and give them their
     /// pages as they touch them: the backend_path of Firecracker's mem_backend, of type Uffd. Runs
     /// no program
     #[arg(long, value_name = "PATH", requires = "memory_file")]
-    #[arg(conflicts_with_all = ["memory", "command", "daemon", "trace"])]
+    #[arg(conflicts_with_all = ["memory", "page_size", "command", "daemon", "trace"])]
     pub socket: Option<PathBuf>,
 
     /// The file with the memory of the snapshot (Firecracker's mem_file_path). It must not change

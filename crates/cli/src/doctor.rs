@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 use undercroft_keeper::place::{self, PlaceError};
+use undercroft_sys::huge_pages::HugePages;
 use undercroft_sys::probe::{Check, KernelReport, State};
 use undercroft_sys::process;
 
@@ -80,6 +81,18 @@ fn take() -> KernelReport {
         }
     });
     let mut checks = Vec::from(places);
+    checks.push(Check {
+        name: "huge pages",
+        state: State::Ok,
+        detail: match HugePages::now() {
+            Ok(pool) if pool.available > 0 => {
+                format!("{} of 2 MiB are free for vm --page-size 2M", pool.available)
+            }
+            Ok(_) => "none; vm --page-size 2M needs some: sysctl vm.nr_hugepages=N".to_owned(),
+            Err(_) => "this kernel has none, so there is no vm --page-size 2M".to_owned(),
+        },
+        fix: String::new(),
+    });
     checks.extend(KernelReport::take(&at).checks);
     KernelReport { checks }
 }

@@ -68,7 +68,8 @@ const GONE: [(&str, &str); 3] = [
     ("--latency-measure-only", "use --latency p99=200us,measure"),
     (
         "--page-size",
-        "leave it out: only memory of 4 KiB pages is managed, and 2 MiB pages are not available yet",
+        "leave it out: pages leave a process by UFFDIO_MOVE, which the kernel does not have for huge \
+         pages. Memory of virtual machines can have pages of 2 MiB: undercroft vm --page-size 2M",
     ),
 ];
 

@@ -5,7 +5,7 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use undercroft_base::{Bytes, TierId};
+use undercroft_base::{Bytes, PageSize, TierId};
 use undercroft_policy::reclaim::ReclaimName;
 use undercroft_proto::options::{ClientOptions, ReportTo, Rights, RunOptions};
 use undercroft_tier::dram;
@@ -64,6 +64,7 @@ pub(crate) fn options_of_checked(args: RunArgs) -> Result<RunOptions, Failure> {
         rights: Rights::default(),
         name: args.name,
         compressors: args.compressors,
+        page_size: PageSize::Base,
         plugin,
     };
     let both = client.latency.map_or(Ok(()), |_| client.can_bound_both());

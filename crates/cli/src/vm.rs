@@ -6,8 +6,9 @@ use std::fs;
 use std::os::fd::{AsRawFd, IntoRawFd};
 use std::path::{Path, PathBuf};
 
-use undercroft_base::Bytes;
+use undercroft_base::{Bytes, PageSize};
 use undercroft_proto::options::RunOptions;
+use undercroft_sys::huge_pages::HugePages;
 use undercroft_sys::object;
 use undercroft_terminal::{Failure, status};
 use undercroft_tier::source::{self, Source};
@@ -87,16 +88,32 @@ pub(crate) fn options(mut args: VmArgs) -> Result<RunOptions, Failure> {
             ));
         }
     };
-    if let Some(switch) = huge_pages(Path::new("/sys/kernel/mm/transparent_hugepage")) {
+    let switch = huge_pages(Path::new("/sys/kernel/mm/transparent_hugepage"));
+    if let Some(switch) = switch.filter(|_| args.page_size == PageSize::Base) {
         return Err(Failure::new(
             status::RUN_FAILED,
             "shared memory may have huge pages here",
             "only pages of 4 KiB can leave the guest's memory",
-            format!("echo never > {}", switch.display()),
+            format!(
+                "echo never > {}, or use huge pages for all of it (--page-size 2M)",
+                switch.display()
+            ),
+        ));
+    }
+    if args.page_size == PageSize::Large && args.run.trace.is_some() {
+        return Err(Failure::new(
+            status::USAGE,
+            "--trace cannot be used with --page-size 2M",
+            "a trace has pages of 4 KiB",
+            "leave one of them out",
         ));
     }
     let mut options = run::options(args.run)?;
-    let memfd = object::create("undercroft-guest", bytes).map_err(|error| {
+    options.client.page_size = args.page_size;
+    if args.page_size == PageSize::Large {
+        fits_large_pages(bytes, options.client.memory_max)?;
+    }
+    let memfd = object::create("undercroft-guest", bytes, args.page_size).map_err(|error| {
         Failure::new(
             status::RUN_FAILED,
             format!("cannot make the guest's memory of {bytes}"),
@@ -107,7 +124,7 @@ pub(crate) fn options(mut args: VmArgs) -> Result<RunOptions, Failure> {
     if is_qemu {
         options
             .command
-            .extend(qemu_arguments(bytes, memfd.as_raw_fd()));
+            .extend(qemu_arguments(bytes, memfd.as_raw_fd(), args.page_size));
     }
     // From here on as a descriptor that this process was given: the program inherits it.
     options.guest = Some(memfd.into_raw_fd());
@@ -165,11 +182,63 @@ fn of_door(mut args: RunArgs, socket: &Path, file: &Path) -> Result<RunOptions, 
     Ok(options)
 }
 
-/// The options that give QEMU its memory. They go along with other `-machine` options.
-fn qemu_arguments(bytes: Bytes, memfd: i32) -> [OsString; 4] {
+/// Large pages that the limit holds at least: one on its way in, one on its way out, and those that
+/// an instruction needs.
+const LARGE_PAGES_MIN: u64 = 8;
+
+/// Whether a guest of this size can have pages of 2 MiB under this limit, and the pool has enough
+/// of them now. It may have less later: then the guest is held to less.
+fn fits_large_pages(bytes: Bytes, memory_max: Bytes) -> Result<(), Failure> {
+    let page = PageSize::Large.bytes() as u64;
+    if !bytes.0.is_multiple_of(page) {
+        return Err(Failure::new(
+            status::USAGE,
+            format!("a guest of {bytes} has no whole number of pages of 2 MiB"),
+            "pages are not split",
+            "give it a multiple of 2M",
+        ));
+    }
+    if memory_max.0 < LARGE_PAGES_MIN * page {
+        return Err(Failure::new(
+            status::USAGE,
+            format!("--memory-max {memory_max} is too small for pages of 2 MiB"),
+            format!("it has to hold {LARGE_PAGES_MIN} of them"),
+            "raise it, or leave --page-size out",
+        ));
+    }
+    let needed = bytes.min(memory_max).0.div_ceil(page);
+    let refuse = |why: String, pages: u64| {
+        Failure::new(
+            status::RUN_FAILED,
+            format!("the machine needs {needed} huge pages"),
+            why,
+            format!("sysctl vm.nr_hugepages={pages}, or leave --page-size out"),
+        )
+    };
+    let pool = HugePages::now()
+        .map_err(|error| refuse(format!("the kernel's pool cannot be read: {error}"), needed))?;
+    let lacks = needed.saturating_sub(pool.available);
+    if lacks == 0 {
+        return Ok(());
+    }
+    let why = match pool.available {
+        0 => "none is free in the kernel's pool".to_owned(),
+        some => format!("only {some} are free in the kernel's pool"),
+    };
+    Err(refuse(why, pool.pages + lacks))
+}
+
+/// The options that give QEMU its memory. They go along with other `-machine` options. Huge pages
+/// are not reserved for all of it: there are only as many as the limit allows.
+fn qemu_arguments(bytes: Bytes, memfd: i32, page: PageSize) -> [OsString; 4] {
     let Bytes(bytes) = bytes;
+    let reserve = match page {
+        PageSize::Base => "",
+        PageSize::Large => ",reserve=off",
+    };
     let backend = format!(
-        "memory-backend-file,id=undercroft,size={bytes},mem-path=/proc/self/fd/{memfd},share=on"
+        "memory-backend-file,id=undercroft,size={bytes},mem-path=/proc/self/fd/{memfd},share=on\
+         {reserve}"
     );
     let machine = "memory-backend=undercroft";
     ["-object", &backend, "-machine", machine].map(OsString::from)
@@ -321,5 +390,19 @@ mod tests {
         let found = huge_pages(root.path()).expect("one is on");
         assert!(found.ends_with("hugepages-64kB/shmem_enabled"));
         assert_eq!(huge_pages(Path::new("/nowhere")), None);
+    }
+
+    #[test]
+    fn a_pool_that_is_too_small_is_refused_with_the_number_that_is_needed() {
+        let mib = |count: u64| Bytes(count << 20);
+        let refused = |bytes, limit| fits_large_pages(bytes, limit).expect_err("it does not fit");
+        assert!(refused(mib(63), mib(32)).why.contains("not split"));
+        assert!(refused(mib(64), mib(15)).why.contains("8 of them"));
+        // No machine has as many huge pages.
+        let failure = refused(mib(1 << 30), Bytes(u64::MAX));
+        assert_eq!(failure.what, "the machine needs 536870912 huge pages");
+        assert!(failure.fix.contains("sysctl vm.nr_hugepages="), "{failure}");
+        let failure = refused(mib(1 << 30), mib(1 << 29));
+        assert_eq!(failure.what, "the machine needs 268435456 huge pages");
     }
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use undercroft_base::{Bytes, Cpus, Price};
+use undercroft_base::{Bytes, Cpus, PageSize, Price};
 use undercroft_engine::reclaim::MOVES_A_SECOND;
 use undercroft_policy::place::PlacementName;
 use undercroft_policy::prefetch::PrefetchName;
@@ -92,6 +92,10 @@ pub struct ClientOptions {
     pub name: Option<RunName>,
     /// Threads that compress, with the evictor; `None` = by the number of CPUs.
     pub compressors: Option<usize>,
+    /// Size of the pages of guest memory, and of all tiers' copies. The pages of processes stay
+    /// where they are if it is not theirs.
+    #[serde(default, with = "as_name")]
+    pub page_size: PageSize,
     /// A policy of the user's that names pages first; `None` = none.
     #[serde(default)]
     pub plugin: Option<PluginFile>,
@@ -409,6 +413,7 @@ mod tests {
             },
             name: Some("web".parse().expect("a name")),
             compressors: Some(3),
+            page_size: PageSize::Large,
             plugin: Some(PluginFile {
                 file: "mine.wasm".to_owned(),
                 module: vec![0, 0x61, 0xff],

@@ -55,7 +55,7 @@ fn total_memory() -> Bytes {
 pub fn open(options: &ClientOptions) -> Result<Vec<OpenTier>, OpenError> {
     let tiers = options.tiers.iter().enumerate();
     tiers
-        .map(|(index, spec)| OpenTier::open(spec, capacity_of(options, index)))
+        .map(|(index, spec)| OpenTier::open(spec, options.page_size, capacity_of(options, index)))
         .collect()
 }
 

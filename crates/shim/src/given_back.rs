@@ -4,6 +4,9 @@
 //! hole is made, the manager is told, and the call returns when the manager has forgotten the
 //! copies. The other order would be wrong: a page could leave between the two, with the bytes that
 //! are given back. Raw system calls bypass this: copies stay then, and are read again.
+//!
+//! A hole may begin or end within a large page. The kernel fills that part with zeros if the page
+//! is in memory, and leaves the copy of one that is away as it is. So the part is written here.
 
 use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
@@ -12,7 +15,7 @@ use undercroft_wire::command;
 
 use crate::library::next;
 use crate::page::{Page, command_page};
-use crate::raw::{call3, call6, fail, nr, unsignalled};
+use crate::raw::{PAGE, call3, call6, fail, nr, own_id, unsignalled};
 
 const PUNCH_HOLE: i32 = 2;
 
@@ -72,7 +75,7 @@ fn of_file(file: i32, offset: u64, bytes: u64) {
     let asked = unsafe { call3(nr::FSTAT, file as u32 as usize, at, 0) };
     let is = |at: usize| page.guest[at].load(Relaxed) == stat[at];
     if asked == 0 && is(0) && is(1) {
-        tell(&page, offset, offset.saturating_add(bytes));
+        given(&page, offset, offset.saturating_add(bytes));
     }
 }
 
@@ -86,7 +89,52 @@ pub(crate) fn at(address: usize, bytes: usize) {
     );
     let (start, end) = (start.max(base), end.min(base.saturating_add(whole)));
     if start < end {
-        tell(&page, start - base, end - base);
+        given(&page, start - base, end - base);
+    }
+}
+
+/// The program has made a hole from one byte of the memory to another.
+fn given(page: &Page, start: u64, end: u64) {
+    tell(page, start, end);
+    let size = u64::from(page.listens.load(Relaxed)) * PAGE as u64;
+    let [base, whole] = [2, 3].map(|at: usize| page.guest[at].load(Relaxed));
+    let (start, end) = (start.min(whole), end.min(whole));
+    let (first, last) = (start.next_multiple_of(size), end - end % size);
+    if size <= PAGE as u64 {
+        return; // no monitor is known to make a hole in a part of a base page
+    }
+    if last < first {
+        return clear(base + start, base + end);
+    }
+    clear(base + start, base + first);
+    clear(base + last, base + end);
+}
+
+/// Writes zeros, where the program may write. By the kernel: it may have protected the memory.
+fn clear(mut from: u64, to: u64) {
+    static ZEROS: [u8; PAGE] = [0; PAGE];
+    while from < to {
+        let bytes = (to - from).min(PAGE as u64) as usize;
+        let local = [ZEROS.as_ptr() as usize, bytes];
+        let remote = [from as usize, bytes];
+        let at = |vector: &[usize; 2]| vector.as_ptr() as usize;
+        // SAFETY: the kernel reads the zeros and both vectors, which are live, and writes where the
+        // program has just made a hole.
+        let written = unsafe {
+            call6(
+                nr::PROCESS_VM_WRITEV,
+                own_id() as usize,
+                at(&local),
+                1,
+                at(&remote),
+                1,
+                0,
+            )
+        };
+        if written <= 0 {
+            return; // nothing is mapped there, or to be read only
+        }
+        from += written as u64;
     }
 }
 

@@ -12,6 +12,7 @@ pub mod futex;
 pub mod fuzz;
 pub mod handover;
 pub mod held;
+pub mod huge_pages;
 pub mod image;
 pub mod inherit;
 pub mod interrupts;
@@ -34,3 +35,5 @@ pub mod uffd;
 pub mod uffd_source;
 
 mod ioctl;
+mod object_view;
+mod uffd_object;

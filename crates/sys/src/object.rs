@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, SeekFrom};
-use undercroft_base::{BASE_PAGE_BYTES, Bytes, PageCount, VirtPage, VirtRange};
+use undercroft_base::{Bytes, PageCount, PageSize, VirtPage, VirtRange};
 
 /// Device and inode of a file: no two files have the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,19 +22,25 @@ pub struct FileId {
 #[derive(Debug)]
 pub struct MemoryObject {
     file: File,
-    pages: PageCount,
+    page: PageSize,
+    pages: u64,
     id: FileId,
 }
 
 /// Makes a memfd of `bytes` bytes, rounded up to pages, which no process can make shorter or
-/// longer. A program that this process starts gets the descriptor.
-pub fn create(name: &str, bytes: Bytes) -> io::Result<OwnedFd> {
-    let bytes = bytes.0.next_multiple_of(BASE_PAGE_BYTES as u64);
+/// longer. A program that this process starts gets the descriptor. Large pages come from the
+/// kernel's pool of huge pages, when they are touched: none is reserved.
+pub fn create(name: &str, bytes: Bytes, page: PageSize) -> io::Result<OwnedFd> {
+    let bytes = bytes.0.next_multiple_of(page.bytes() as u64);
     let most = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
     if most.is_some_and(|most| bytes > most) {
         return Err(rustix::io::Errno::FBIG.into()); // the kernel would end this process
     }
-    let memfd = rustix::fs::memfd_create(name, MemfdFlags::ALLOW_SEALING)?;
+    let flags = match page {
+        PageSize::Base => MemfdFlags::ALLOW_SEALING,
+        PageSize::Large => MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB,
+    };
+    let memfd = rustix::fs::memfd_create(name, flags)?;
     rustix::fs::ftruncate(&memfd, bytes)?;
     rustix::fs::fcntl_add_seals(
         &memfd,
@@ -49,8 +55,12 @@ impl MemoryObject {
         let path = format!("/proc/self/fd/{}", memfd.as_raw_fd());
         let file = File::options().read(true).write(true).open(path)?;
         let metadata = file.metadata()?;
+        let blocks = metadata.blksize();
+        let page = (PageSize::ALL.into_iter()).find(|page| page.bytes() as u64 == blocks);
+        let page = page.ok_or(io::ErrorKind::InvalidInput)?;
         Ok(MemoryObject {
-            pages: PageCount(metadata.len() / BASE_PAGE_BYTES as u64),
+            page,
+            pages: metadata.len() / page.bytes() as u64,
             id: FileId {
                 device: metadata.dev(),
                 inode: metadata.ino(),
@@ -61,7 +71,22 @@ impl MemoryObject {
 
     /// All its pages.
     pub fn whole(&self) -> VirtRange {
-        VirtRange::new(VirtPage(0), VirtPage(self.pages.0))
+        VirtRange::new(VirtPage(0), VirtPage(self.pages))
+    }
+
+    /// Size of its pages.
+    pub fn page_size(&self) -> PageSize {
+        self.page
+    }
+
+    /// Its size.
+    pub fn bytes(&self) -> Bytes {
+        PageCount(self.pages * self.page.base_pages()).bytes()
+    }
+
+    /// The byte at which a page begins.
+    fn offset(&self, page: VirtPage) -> u64 {
+        page.0 * self.page.bytes() as u64
     }
 
     /// Its name in texts of mappings.
@@ -76,18 +101,20 @@ impl MemoryObject {
 
     /// Reads whole pages from `at` on. A hole reads as zeros.
     pub fn read(&self, at: VirtPage, bytes: &mut [u8]) -> io::Result<()> {
-        self.file.read_exact_at(bytes, at.address())
+        self.file.read_exact_at(bytes, self.offset(at))
     }
 
     /// Takes pages away from every process that maps them. No userfaultfd hears of it, and threads
     /// that wait there go on waiting.
     pub fn punch(&self, range: VirtRange) -> io::Result<()> {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        let (from, bytes) = (range.start.address(), range.count().bytes().0);
+        let (from, end) = (self.offset(range.start), self.offset(range.end));
+        let bytes = end - from;
         Ok(rustix::fs::fallocate(&self.file, flags, from, bytes)?)
     }
 
-    /// The first pages that are there at `from` or behind it. `None`: there are none.
+    /// The first pages that are there at `from` or behind it. `None`: there are none. Of base pages
+    /// only, as all that seek: the kernel says that every large page is there.
     pub fn data(&self, from: VirtPage) -> io::Result<Option<VirtRange>> {
         let start = self.seek(SeekFrom::Data(from.address()))?;
         let end = start.and_then(|start| self.first_hole(start).transpose());
@@ -125,11 +152,13 @@ impl AsFd for MemoryObject {
 
 #[cfg(test)]
 mod tests {
+    use undercroft_base::BASE_PAGE_BYTES;
+
     use super::*;
 
     #[test]
     fn pages_that_are_there_are_found_and_others_read_as_zeros() {
-        let memfd = create("uc-test-object", Bytes(5 * 4096 - 1)).expect("a memfd");
+        let memfd = create("uc-test-object", Bytes(5 * 4096 - 1), PageSize::Base).expect("a memfd");
         assert!(rustix::fs::ftruncate(&memfd, 0).is_err(), "it is sealed");
         let object = MemoryObject::of(memfd.as_fd()).expect("it opens anew");
         let range = |start, end| VirtRange::new(VirtPage(start), VirtPage(end));

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use io_uring::register::Restriction;
 use io_uring::{IoUring, opcode, squeue, types};
-use undercroft_base::{BASE_PAGE_BYTES, PageSize};
+use undercroft_base::PageSize;
 
 use crate::arena::PageArena;
 
@@ -265,13 +265,12 @@ impl PageRing {
 
 /// Page `offset` of a file or a device, which may be open for direct reads: these need memory that
 /// is aligned. `None`: it cannot be read whole.
-pub fn read_page(fd: RawFd, offset: u64) -> Option<Vec<u8>> {
-    let arena = PageArena::new(1, PageSize::Base).ok()?;
+pub fn read_page(fd: RawFd, offset: u64, page: PageSize) -> Option<Vec<u8>> {
+    let arena = PageArena::new(1, page).ok()?;
+    let bytes = page.bytes();
     // SAFETY: the kernel writes at most a page into the only page of the arena, which no other has.
-    let got = unsafe { libc::pread(fd, arena.address(0).cast(), BASE_PAGE_BYTES, offset as i64) };
-    let page = arena
-        .pages(0, 1)
-        .filter(|_| got == BASE_PAGE_BYTES as isize);
+    let got = unsafe { libc::pread(fd, arena.address(0).cast(), bytes, offset as i64) };
+    let page = arena.pages(0, 1).filter(|_| got == bytes as isize);
     page.map(<[u8]>::to_vec)
 }
 
@@ -312,8 +311,11 @@ impl Drop for PageRing {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::io::Write;
+
+    use undercroft_base::BASE_PAGE_BYTES;
+
+    use super::*;
 
     /// For tests that make a ring: they share the spare ones.
     static TURN: Mutex<()> = Mutex::new(());
@@ -435,10 +437,14 @@ mod tests {
                 let another = PageRing::new(4096, 1, PageSize::Base).err();
                 assert_eq!(another.unwrap().raw_os_error(), Some(libc::EPERM));
                 assert_eq!(
-                    read_page(file.as_raw_fd(), 0),
+                    read_page(file.as_raw_fd(), 0, PageSize::Base),
                     Some(vec![9; BASE_PAGE_BYTES])
                 );
-                assert_eq!(read_page(file.as_raw_fd(), 1), None, "not whole");
+                assert_eq!(
+                    read_page(file.as_raw_fd(), 1, PageSize::Base),
+                    None,
+                    "not whole"
+                );
             }
         });
         tested.join().unwrap();

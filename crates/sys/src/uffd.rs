@@ -9,10 +9,11 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use undercroft_base::{BASE_PAGE_BYTES, ThreadId, VirtPage, VirtRange};
+use undercroft_base::{BASE_PAGE_BYTES, PageSize, ThreadId, VirtPage, VirtRange};
 
 use crate::ioctl;
 use crate::mapping::SharedMemory;
+use crate::object_view::View;
 
 const GROUP: u32 = 0xAA;
 
@@ -400,12 +401,16 @@ impl Uffd {
     /// Installs whole pages from `src` at `dst`, each atomically, and wakes the threads that wait
     /// there (unless `dont_wake`). Cost: 0.3-0.6 us a page.
     pub fn copy(&self, dst: VirtPage, src: &[u8], dont_wake: bool) -> Result<(), UffdError> {
+        self.copy_as(dst, src, if dont_wake { MODE_DONT_WAKE } else { 0 })
+    }
+
+    pub(crate) fn copy_as(&self, dst: VirtPage, src: &[u8], mode: u64) -> Result<(), UffdError> {
         debug_assert!(src.len().is_multiple_of(BASE_PAGE_BYTES));
         let mut copy = Transfer {
             dst: dst.address(),
             src: src.as_ptr() as u64,
             len: src.len() as u64,
-            mode: if dont_wake { MODE_DONT_WAKE } else { 0 },
+            mode,
             done: 0,
         };
         // SAFETY: COPY takes `struct uffdio_copy`. The kernel only reads `src`, which the borrow
@@ -589,7 +594,7 @@ impl Default for MessageBuf {
 /// number: `child` makes it the message's own.
 fn message(
     slot: &[AtomicU64],
-    view: Option<VirtRange>,
+    view: Option<View>,
     child: impl FnOnce(i32) -> Option<Uffd>,
 ) -> Option<Message> {
     let word = |at: usize| slot[at].load(Ordering::Relaxed);
@@ -597,10 +602,8 @@ fn message(
     Some(match word(0) as u8 {
         0x12 => {
             slot[0].store(0, Ordering::Relaxed);
-            let page = VirtPage::of(b);
-            view.is_none_or(|view| view.contains(page)).then_some(())?;
             Message::Fault {
-                page: view.map_or(page, |view| VirtPage(page.0 - view.start.0)),
+                page: view.map_or(Some(VirtPage::of(b)), |view| view.page(VirtPage::of(b)))?,
                 write: a & 1 != 0,
                 wp: a & 2 != 0 && view.is_none(),
                 minor: a & 4 != 0,
@@ -745,14 +748,14 @@ pub enum Message {
 pub struct Messages<'a> {
     slots: &'a [AtomicU64],
     next: usize,
-    view: Option<VirtRange>,
+    view: Option<View>,
 }
 
 impl<'a> Messages<'a> {
-    /// The faults at `view`, where a memory object is mapped, by the pages of the object. Other
+    /// The faults at `view`, where a memory object is mapped, by its pages of this size. Other
     /// messages are left out. A write to a protected page is a fault like any other.
-    pub fn of_object(mut self, view: VirtRange) -> Messages<'a> {
-        self.view = Some(view);
+    pub fn of_object(mut self, view: VirtRange, size: PageSize) -> Messages<'a> {
+        self.view = Some(View(view, size));
         self
     }
 

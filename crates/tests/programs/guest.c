@@ -6,6 +6,9 @@
 // incremented by all threads: the sum must be right. `fork`: children may inherit the memory.
 // `twice`: it is mapped a second time; `later`: after four seconds; `beyond`: past its end. Status
 // 86: a byte was wrong. 6: its size can be changed.
+// Huge pages have several threads each, whose holes are parts of them; and the last of the memory are
+// each of one thread, which gives all of its page back and uses it again. `clean`: they are only read
+// once they are filled.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -27,7 +30,8 @@ enum { WRONG = 86, WORDS = 512, COMMON = 16, MANY = 256, THREADS_MAX = 16, TOLD 
 static struct { uint32_t count; char zeros, given; } *known;
 static uint64_t *memory, pages, threads, seed, lasts, sums[THREADS_MAX];
 static uint64_t increments, checks, given, empty, wrong;
-static int fd;
+static int fd, clean;
+static uint64_t huge; // bytes of one, or 0
 
 // Half of the pages compress badly. The first word is left out: it may be everybody's.
 static uint64_t begin(uint64_t page, int word) {
@@ -68,6 +72,7 @@ static void give_back(uint64_t page, uint64_t how) {
     if (page % COMMON == 0) return;
     char *at = (char *)(memory + page * WORDS);
     int flags = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, failed;
+    if (huge && how % 3 == 2) how++; // a raw call may make zeros of a part that come back as before
     if (how % 3 == 0) failed = fallocate(fd, flags, page * 4096, 4096);
     else if (how % 3 == 1) failed = madvise(at, 4096, MADV_REMOVE);
     else failed = syscall(SYS_fallocate, fd, flags, page * 4096, 4096);
@@ -88,7 +93,27 @@ static void increment(uint64_t page, int by_call, int pipe[2]) {
     add(&increments, 1);
 }
 
+// All words of a huge page are `times` and their place, or zeros if it was given back.
+static void use_whole(uint64_t own, uint64_t *times) {
+    uint64_t *at = memory + (pages * 4096 + own * huge) / 8, words = huge / 8;
+    for (uint64_t word = 0; word < words; word++)
+        if (at[word] != (*times ? *times * words + word : 0)) {
+            add(&wrong, 1);
+            fprintf(stderr, "word %lu of huge page %lu is wrong in round %lu\n", word, own, *times);
+            break;
+        }
+    add(&checks, 1);
+    if (*times && *times % 3 == 0) {
+        if (fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, pages * 4096 + own * huge, huge)) abort();
+        for (uint64_t word = 0; word < words; word += 512)
+            if (at[word]) add(&wrong, 1), fprintf(stderr, "huge page %lu was given back\n", own);
+    }
+    ++*times;
+    for (uint64_t word = 0; word < words; word++) at[word] = *times * words + word;
+}
+
 static void *work(void *arg) {
+    uint64_t whole = 0;
     uint64_t own = (uint64_t)arg, random = mix(seed * 100 + own), mine = pages / threads;
     int ends[2];
     if (pipe(ends)) abort();
@@ -100,6 +125,8 @@ static void *work(void *arg) {
         // Four of five are in a quarter of the pages.
         uint64_t among = random % 5 ? mine / 4 : mine, which = (random >> 32) % among;
         uint64_t page = which * threads + own, what = random >> 16 & 255;
+        if (clean) what = 150 + what % 80;
+        if (huge && !clean && !(random >> 48 & 1023)) use_whole(own, &whole);
         if (what < 234) look(page);
         if (what < 150) increment(page, what < 8, ends);
         else if (what < 230) check(page);
@@ -119,16 +146,19 @@ int main(int argc, char **argv) {
     struct stat size;
     if (argc < 4 || fstat(fd, &size)) return 2;
     pages = size.st_size / 4096, threads = atoi(argv[1]), seed = atoi(argv[3]);
+    clean = !strcmp(how, "clean"), huge = size.st_blksize > 4096 ? size.st_blksize : 0;
     known = calloc(pages, sizeof *known);
     if (number)
         for (uint64_t size = 0; size <= 2 * pages; size += 2 * pages)
             if (!ftruncate(fd, size * 4096) || errno != EPERM) return 6;
     for (int times = 0; times < 1 + !strcmp(how, "twice"); times++) {
-        memory = mmap(0, (pages + 16 * !strcmp(how, "beyond")) * 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        int flags = MAP_SHARED | MAP_NORESERVE;
+        memory = mmap(0, (pages + 16 * !strcmp(how, "beyond")) * 4096, PROT_READ | PROT_WRITE, flags, fd, 0);
         if (memory == MAP_FAILED) return 4;
         if (strcmp(how, "fork") && madvise(memory, pages * 4096, MADV_DONTFORK)) return 5;
     }
     lasts = atoi(argv[2]) * 1000000000ull;
+    pages -= threads * huge / 4096;
     pthread_t all[THREADS_MAX];
     for (uint64_t at = 0; at < threads; at++) pthread_create(all + at, 0, work, (void *)at);
     if (!strcmp(how, "later")) {

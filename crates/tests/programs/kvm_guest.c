@@ -10,8 +10,9 @@
 //     virtual CPU uses the last quarter, gives pages back, and looks for zeros in them. A timer
 //     interrupts whichever runs. Prints: increments, words that are wrong, increments that are missing
 //     in them, pages given back, pages that were zeros after that, of them wrong, interrupts.
-//   control MIB VCPUS SEED VISITS BURST protect|none
-//     the same under a pager of its own: what is lost if pages leave that are not protected.
+//   control MIB VCPUS SEED VISITS BURST protect|none [huge]
+//     the same under a pager of its own: what is lost if pages leave that are not protected. `huge`:
+//     the memory is of pages of 2 MiB.
 //   faults MIB VCPUS SEED ROUNDS
 //     reads one word of each page, in random order, ROUNDS times. The monitor has filled them, as
 //     from a snapshot, and all compress well. Prints JSON.
@@ -197,6 +198,7 @@ GUEST void run(struct box *box) {
 
 static char *memory;
 static u64 bytes, cpus, seed, first, pages; // the pages are those of the data
+static u64 unit = PAGE;                      // bytes that the pager of `control` moves
 static int fd = -1, machine, virtual[CPUS];
 static struct kvm_run *runs[CPUS];
 static u64 interrupts;
@@ -221,10 +223,10 @@ static void make_memory(int shared) {
         fd = atoi(number);
         if (fstat(fd, &size) || (u64)size.st_size != bytes) errno = EINVAL, fail("the size of the memory");
     } else if (shared) {
-        fd = memfd_create("guest", 0);
+        fd = memfd_create("guest", unit > PAGE ? MFD_HUGETLB | 21u << 26 : 0);
         if (ftruncate(fd, bytes)) fail("a memory object");
     }
-    int flags = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
+    int flags = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED | MAP_NORESERVE;
     memory = mmap(0, bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
     if (memory == MAP_FAILED || madvise(memory, bytes, MADV_DONTFORK)) fail("map the memory");
 }
@@ -391,15 +393,15 @@ static struct { int uffd, protects, stop; char *store, *is_away; u64 evicted, fa
 static void serve(void) {
     struct uffd_msg message;
     while (read(pager.uffd, &message, sizeof message) == sizeof message) {
-        u64 flags = message.arg.pagefault.flags, at = message.arg.pagefault.address & ~(PAGE - 1ul);
+        u64 flags = message.arg.pagefault.flags, at = message.arg.pagefault.address & ~(unit - 1);
         u64 page = (at - (u64)memory) / PAGE;
-        struct uffdio_copy copy = {at, (u64)pager.store + page * PAGE, PAGE, 0, 0};
-        struct uffdio_writeprotect free = {{at, PAGE}, 0};
+        struct uffdio_copy copy = {at, (u64)pager.store + page * PAGE, unit, 0, 0};
+        struct uffdio_writeprotect free = {{at, unit}, 0};
         pager.faults++;
         if (flags & UFFD_PAGEFAULT_FLAG_WP) {
             if (ioctl(pager.uffd, UFFDIO_WRITEPROTECT, &free)) fail("end a protection");
         } else if (!ioctl(pager.uffd, UFFDIO_COPY, &copy)) {
-            pager.is_away[page] = 0;
+            memset(pager.is_away + page, 0, unit / PAGE);
         } else if (errno != EEXIST || ioctl(pager.uffd, UFFDIO_WAKE, &free.range)) {
             fail("install a page");
         }
@@ -407,7 +409,7 @@ static void serve(void) {
 }
 
 static void *pages_leave(void *arg) {
-    u64 random = seed, many = 64;
+    u64 random = seed, many = unit > PAGE ? unit / PAGE : 64;
     while (!__atomic_load_n(&pager.stop, __ATOMIC_RELAXED)) {
         struct pollfd some = {pager.uffd, POLLIN, 0};
         if (poll(&some, 1, 0) > 0) serve();
@@ -426,6 +428,8 @@ static void *pages_leave(void *arg) {
 }
 
 static int control(u64 visits, u64 burst, const char *how) {
+    u64 many = unit / PAGE, end = (first + pages) / many * many;
+    first = (first + many - 1) / many * many, pages = end - first;
     struct uffdio_api api = {.api = UFFD_API, .features = UFFD_FEATURE_WP_HUGETLBFS_SHMEM};
     pager.uffd = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
     struct uffdio_register data = {.range = {(u64)memory + first * PAGE, pages * PAGE}};
@@ -441,9 +445,9 @@ static int control(u64 visits, u64 burst, const char *how) {
     all(INCREMENT, visits, burst);
     __atomic_store_n(&pager.stop, 1, __ATOMIC_RELAXED);
     pthread_join(thread, 0);
-    for (u64 page = first; page < first + pages; page++)
+    for (u64 page = first; page < first + pages; page += unit / PAGE)
         if (pager.is_away[page]) {
-            struct uffdio_copy copy = {(u64)memory + page * PAGE, (u64)pager.store + page * PAGE, PAGE, 0, 0};
+            struct uffdio_copy copy = {(u64)memory + page * PAGE, (u64)pager.store + page * PAGE, unit, 0, 0};
             if (ioctl(pager.uffd, UFFDIO_COPY, &copy)) fail("install at last");
         }
     u64 missing = 0, wrong = check(visits, burst, &missing);
@@ -538,6 +542,7 @@ int main(int argc, char **argv) {
     sigemptyset(&timer), sigaddset(&timer, SIGALRM);
     pthread_sigmask(SIG_BLOCK, &timer, 0);
     int is_control = !strcmp(mode, "control");
+    if (argc > 8 && !strcmp(argv[8], "huge")) unit = 2 << 20;
     make_machine(is_control || !strcmp(how, "balloon"));
     if (is_control) return control(visits, burst, how);
     if (!strcmp(mode, "race")) return race(visits, burst, how);

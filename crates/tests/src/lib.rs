@@ -21,6 +21,7 @@
 //! A test that cannot run prints `SKIPPED: name: reason` on standard error. The line bypasses the
 //! harness, which captures output.
 
+mod huge_pages;
 mod job;
 mod memcached;
 mod processes;
@@ -32,6 +33,7 @@ mod turn;
 use std::io::Write;
 use std::net::TcpListener;
 
+pub use huge_pages::HugePages;
 pub use job::{Job, Outcome, Running, plain_only};
 pub use memcached::Memcached;
 pub use processes::{AGENT, Process, anonymous_kib, descendants, processes};

@@ -6,7 +6,7 @@ use std::fmt::Debug;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use undercroft_base::{Bytes, PageKey, Slot, Tier};
+use undercroft_base::{Bytes, PageKey, PageSize, Slot, Tier};
 use undercroft_sys::mapping::SharedMemory;
 use undercroft_sys::nvm::MappedAs;
 
@@ -32,6 +32,9 @@ pub enum OpenError {
     /// A device was given to a tier that is as fast as it is.
     #[error("tier {0} has no shape, and was given the device of one")]
     NoShape(String),
+    /// Its kind keeps pages of 4 KiB alone.
+    #[error("tier {0} keeps no pages of {1}; use ram, nvm or file, or leave --page-size out")]
+    PageSize(String, PageSize),
     /// No manager takes over such a tier yet.
     #[error("tier {0} cannot be taken over from a dead manager")]
     NotTakenOver(String),

@@ -141,7 +141,7 @@ fn open(spec: &TierSpec) -> Result<Box<dyn Tier>, OpenError> {
         Some(Limit::Bytes(bytes)) => bytes,
         Some(Limit::PercentOfMemoryMax(_)) | None => POOL_BYTES,
     };
-    let mut opened = OpenTier::open(spec, pool)?;
+    let mut opened = OpenTier::open(spec, PageSize::Base, pool)?;
     let shape = opened.take_shape(spec);
     Ok(opened.make(pool, &PageKey::KNOWN)?.finish(shape, 0))
 }

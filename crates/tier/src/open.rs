@@ -4,7 +4,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use undercroft_base::{Bytes, PageKey};
+use undercroft_base::{Bytes, PageKey, PageSize};
 use undercroft_sys::mapping::SharedMemory;
 
 use crate::file::Room;
@@ -41,11 +41,11 @@ impl OpenTier {
 
     /// Opens the tier that `spec` describes.
     ///
-    /// * `pool`: the capacity of a pool.
+    /// * `page`: size of the pages of its copies.   * `pool`: the capacity of a pool.
     ///
-    /// Errors: no memory, or the file or device cannot be used.
-    pub fn open(spec: &TierSpec, pool: Bytes) -> Result<OpenTier, OpenError> {
-        let (memory, below) = (spec.kind().open)(spec, pool)?;
+    /// Errors: no memory, or the file or device cannot be used. Its kind has no pages of this size.
+    pub fn open(spec: &TierSpec, page: PageSize, pool: Bytes) -> Result<OpenTier, OpenError> {
+        let (memory, below) = (spec.kind().open)(spec, page, pool)?;
         Ok(OpenTier::new(memory, below))
     }
 
@@ -54,10 +54,11 @@ impl OpenTier {
     /// Errors: `NotInherited` without the file that this kind needs.
     pub fn inherit(
         spec: &TierSpec,
+        page: PageSize,
         memory: SharedMemory,
         below: Option<Handed<OwnedFd>>,
     ) -> Result<OpenTier, OpenError> {
-        let below = (spec.kind().inherit)(spec, below)?;
+        let below = (spec.kind().inherit)(spec, page, below)?;
         Ok(OpenTier::new(memory, below))
     }
 

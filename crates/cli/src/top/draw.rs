@@ -434,6 +434,7 @@ mod tests {
             resident_bytes: 60 << 20,
             stored_bytes: 90 << 20,
             given_back_bytes: 30 << 20,
+            huge_pages_short: None,
             handed_over: None,
             access: GuestAccess::Scanned,
         });

@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 use std::time::Duration;
 
-use undercroft_base::{BASE_PAGE_BYTES, Bytes, PageKey, Slot, SpaceId, TierId, VirtRange};
-use undercroft_engine::{Engine, Journal, Upsets};
+use undercroft_base::{Bytes, LatencyClass, PageKey, PageSize, Slot, SpaceId, TierId, VirtRange};
+use undercroft_engine::{Engine, Journal, LoadItem, LoadPlan, Upsets};
 use undercroft_policy::place::TIERS_MAX;
 use undercroft_proto::legacy::{Legacy, Row};
 use undercroft_sys::process::own_run_time;
@@ -186,6 +186,15 @@ impl Books {
         }
     }
 
+    /// Whether the tiers of all copies of a plan keep them while their pages are in memory.
+    pub(crate) fn keeps_copies(&self, plan: &LoadPlan) -> bool {
+        let keeps = |item: &LoadItem| {
+            let tier = self.tiers.get(usize::from(item.tier.0));
+            tier.is_some_and(|tier| tier.facts().class != LatencyClass::Memory)
+        };
+        plan.items.iter().all(keeps)
+    }
+
     /// Locks the engine. A hold lasts microseconds, and a sleep costs two wake-ups of an idle CPU.
     /// So a thread waits awake first.
     pub(crate) fn engine(&self) -> MutexGuard<'_, Engine<MemfdLedger>> {
@@ -298,7 +307,7 @@ impl Books {
     }
 }
 
-/// A whole page of a buffer.
-pub(crate) fn page_of(buffer: &[u8], index: usize) -> &[u8] {
-    &buffer[index * BASE_PAGE_BYTES..(index + 1) * BASE_PAGE_BYTES]
+/// A whole page of a buffer that has pages of this size.
+pub(crate) fn page_of(buffer: &[u8], size: PageSize, index: usize) -> &[u8] {
+    &buffer[index * size.bytes()..(index + 1) * size.bytes()]
 }

@@ -3,7 +3,7 @@
 
 use std::os::fd::OwnedFd;
 
-use undercroft_base::{BASE_PAGE_BYTES, Bytes, PageKey, SlotSet};
+use undercroft_base::{BASE_PAGE_BYTES, Bytes, PageKey, PageSize, SlotSet};
 use undercroft_engine::limits::EVICT_PAGES_MAX;
 use undercroft_proto::options::ClientOptions;
 use undercroft_proto::tiers::capacity_of;
@@ -17,8 +17,11 @@ use undercroft_tier::shape::Shape;
 use crate::books::metered::MeteredTier;
 
 /// Pages that may wait to be written: a 64th of the limit, at most 1 MiB. None if that is less than
-/// two batches of the evictor.
-fn waiting_pages(limit: Bytes) -> usize {
+/// two batches of the evictor, or if they are large.
+pub(crate) fn waiting_pages(limit: Bytes, page: PageSize) -> usize {
+    if page != PageSize::Base {
+        return 0;
+    }
     let pages = (limit.0 / 64 / BASE_PAGE_BYTES as u64).min(WAITING_PAGES_MAX as u64) as usize;
     if pages < 2 * EVICT_PAGES_MAX {
         return 0;
@@ -31,7 +34,7 @@ fn waiting_pages(limit: Bytes) -> usize {
 pub(crate) fn write_behind(options: &ClientOptions) -> Bytes {
     match options.tiers.first() {
         Some(first) if first.facts().is_local_device() => {
-            Bytes((waiting_pages(options.memory_max) * BASE_PAGE_BYTES) as u64)
+            Bytes((waiting_pages(options.memory_max, options.page_size) * BASE_PAGE_BYTES) as u64)
         }
         _ => Bytes(0),
     }
@@ -87,7 +90,7 @@ fn made(
     let (mut tiers, mut slots) = (Vec::new(), Vec::new());
     for (index, tier) in inherited.into_iter().enumerate() {
         let spec = &options.tiers[index];
-        let mut opened = OpenTier::inherit(spec, tier.memory, tier.below)?;
+        let mut opened = OpenTier::inherit(spec, options.page_size, tier.memory, tier.below)?;
         if let Some(device) = tier.device {
             opened.share_device(spec, device)?;
         }
@@ -104,7 +107,8 @@ fn made(
             made.for_each_slot(&mut |slot| _ = used.insert(slot));
         }
         slots.push(used);
-        let metered = metered(made, shape, options.memory_max);
+        let waiting = waiting_pages(options.memory_max, options.page_size);
+        let metered = metered(made, shape, waiting);
         tiers.push(metered.of(spec, tier.profile));
     }
     Ok((tiers, slots))
@@ -112,11 +116,15 @@ fn made(
 
 /// A tier with its counters.
 ///
-/// * `shape`: the device whose times it is given.
-pub(crate) fn metered(made: Box<dyn MadeTier>, shape: Option<Shape>, limit: Bytes) -> MeteredTier {
+/// * `shape`: the device whose times it is given.   * `waiting`: see [`waiting_pages`].
+pub(crate) fn metered(
+    made: Box<dyn MadeTier>,
+    shape: Option<Shape>,
+    waiting: usize,
+) -> MeteredTier {
     let name = shape.as_ref().map(Shape::name);
     let (file, mapped_as) = (made.file_meter(), made.mapping());
-    let tier = made.finish(shape, waiting_pages(limit));
+    let tier = made.finish(shape, waiting);
     let mut metered = MeteredTier::new(tier, file);
     metered.mapped_as = mapped_as;
     metered.slowed(name)
@@ -128,7 +136,7 @@ mod tests {
 
     #[test]
     fn pages_that_wait_take_a_64th_of_the_limit_or_a_mebibyte_at_most() {
-        let of = |mib: u64| waiting_pages(Bytes(mib << 20));
+        let of = |mib: u64| waiting_pages(Bytes(mib << 20), PageSize::Base);
         assert_eq!([0, 1, 31].map(of), [0, 0, 0]);
         assert_eq!([32, 48, 64, 1 << 20].map(of), [128, 192, 256, 256]);
     }

@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::sync::Arc;
 
-use undercroft_base::Nanos;
+use undercroft_base::{Nanos, PageSize};
 use undercroft_proto::tiers::pool_capacity;
 use undercroft_tier::measure;
 use undercroft_tier::open::OpenTier;
@@ -57,18 +57,20 @@ fn add(shared: &Shared, spec: &TierSpec) -> Result<(), String> {
     let limit = shared.gauges.memory_max();
     // A pool may grow with the limit later, and if it becomes the last tier, up to this.
     let pool = pool_capacity(spec.max, limit.max(shared.options.memory_max), true);
-    let mut opened = OpenTier::open(spec, pool).map_err(|error| error.to_string())?;
+    let page = shared.options.page_size;
+    let mut opened = OpenTier::open(spec, page, pool).map_err(|error| error.to_string())?;
     let shape = opened.take_shape(spec);
     let key = &shared.books.key;
     let made = opened.make(pool, key).map_err(|error| error.to_string())?;
-    // What a measurement writes to a pool would be DRAM that no limit knows of.
-    let load = if is_pool {
+    // What a measurement writes to a pool would be DRAM that no limit knows of. Its pages are base
+    // pages.
+    let load = if is_pool || page != PageSize::Base {
         None
     } else {
         Some(measure::load_time(made.as_ref(), key).map_err(|error| error.to_string())?)
     };
     let profile = profile::known(spec).unwrap_or_default(); // damage was told at the start
-    let metered = tiers::metered(made, shape, limit).of(spec, profile);
+    let metered = tiers::metered(made, shape, tiers::waiting_pages(limit, page)).of(spec, profile);
     shared.books.add(match load {
         Some(load) => {
             let more = spec.shape.map_or(0, |name| read_time(name).0);

@@ -14,7 +14,7 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use undercroft_base::{VirtPage, VirtRange};
+use undercroft_base::{PageSize, VirtPage, VirtRange};
 use undercroft_engine::Missing;
 
 use crate::space::guest::Guest;
@@ -23,6 +23,7 @@ use crate::space::shared::Shared;
 
 /// Pages that may be missing before they are looked for. More than can be on their way at once.
 const UNNOTICED: i64 = 512;
+const UNNOTICED_LARGE: i64 = 16;
 
 /// Longest look of one check.
 const LOOK_MAX: Duration = Duration::from_millis(2);
@@ -53,10 +54,15 @@ impl GivenBack {
     fn look_in(&mut self, shared: &Shared, process: &Process, guest: &Guest) -> io::Result<bool> {
         let object = guest.object();
         let Some(left) = &mut self.left else {
-            let now = object.allocated()?.pages_floor().0 as i64;
+            let each = guest.page_size().bytes() as u64;
+            let now = (object.allocated()?.0 / each) as i64;
+            let unnoticed = match guest.page_size() {
+                PageSize::Base => UNNOTICED,
+                PageSize::Large => UNNOTICED_LARGE,
+            };
             let grown = guest.take_balance();
             let expected = self.expected.map(|before| before + grown);
-            if expected.is_some_and(|expected| now + UNNOTICED > expected) {
+            if expected.is_some_and(|expected| now + unnoticed > expected) {
                 self.expected = expected;
                 return Ok(false);
             }
@@ -66,8 +72,8 @@ impl GivenBack {
         };
         let (began, before) = (Instant::now(), guest.given_back());
         while !left.is_empty() && began.elapsed() < LOOK_MAX {
-            let start = object.first_hole(left.start)?.unwrap_or(left.end);
-            let end = object.first_data(start)?.unwrap_or(left.end);
+            let start = guest.first_hole(left.start)?.unwrap_or(left.end);
+            let end = guest.first_data(start)?.unwrap_or(left.end);
             let hole = VirtRange::new(start, end.min(start.plus(AT_ONCE))).intersect(*left);
             left.start = hole.end.max(start.min(left.end));
             forget(shared, process, guest, hole)?;
@@ -102,7 +108,7 @@ fn forget(shared: &Shared, process: &Process, guest: &Guest, hole: VirtRange) ->
         return Ok(());
     };
     let end = last.plus(1);
-    let end = (guest.object().first_data(*first)?).map_or(end, |data| data.min(end));
+    let end = (guest.first_data(*first)?).map_or(end, |data| data.min(end));
     let mut engine = shared.books.engine_for_many();
     for page in resident.into_iter().take_while(|page| *page < end) {
         // It may have been chosen to leave: then its way out finds zeros.

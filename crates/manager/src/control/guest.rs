@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use undercroft_base::{PageCount, PageSize, SpaceId, VirtPage, VirtRange};
+use undercroft_base::{Bytes, PageCount, PageSize, SpaceId, VirtPage, VirtRange};
 use undercroft_engine::{EVERYTHING, LedgerFull};
 use undercroft_proto::legacy::{Fds, Flag, Heir, Number, Row};
 use undercroft_proto::report::GuestMemory;
+use undercroft_sys::huge_pages::HugePages;
 use undercroft_sys::object::MemoryObject;
 use undercroft_sys::uffd::{RegisterMode, Uffd, UffdError};
 use undercroft_sys::{process, procfs};
@@ -114,19 +115,19 @@ impl GuestWatch {
             let engine = shared.books.engine_for_many();
             for part in next_parts(&engine, process.space, &mut left, CHUNKS) {
                 let ranges = engine.books().away(process.space, part);
-                away += ranges
-                    .iter()
-                    .map(|range| range.count().bytes().0)
-                    .sum::<u64>();
+                let pages: u64 = ranges.iter().map(|range| range.count().0).sum();
+                away += pages * process.page_size().bytes() as u64;
             }
         }
         Some(GuestMemory {
-            bytes: object.whole().count().bytes().0,
+            bytes: object.bytes().0,
             resident_bytes: object.allocated().unwrap_or_default().0,
             stored_bytes: away,
             given_back_bytes: (self.process.as_ref())
                 .and_then(|process| process.hosted.as_ref())
                 .map_or(0, |hosted| hosted.guest.given_back().bytes().0),
+            huge_pages_short: (object.page_size() == PageSize::Large)
+                .then(|| shared.gauges.pool_short.load(Ordering::Relaxed)),
             handed_over: None,
             access: *lock(&shared.gauges.scans.guest),
         })
@@ -149,9 +150,9 @@ fn is_at(known: &Process, host: &Process, base: VirtPage) -> bool {
     hosted.is_some_and(|of| of.host.space == host.space && of.guest.base() == base)
 }
 
-/// Where a process maps `whole` of an object in one piece, by its mappings of it. `None`: it does
-/// not.
-fn place(found: &[(VirtRange, u64, bool)], whole: VirtRange) -> Option<VirtPage> {
+/// Where a process maps all `bytes` of an object in one piece, by its mappings of it. `None`: it
+/// does not.
+fn place(found: &[(VirtRange, u64, bool)], bytes: Bytes) -> Option<VirtPage> {
     let base = found.first()?.0.start;
     let mut at = base;
     for (range, offset, shared) in found {
@@ -160,10 +161,27 @@ fn place(found: &[(VirtRange, u64, bool)], whole: VirtRange) -> Option<VirtPage>
         }
         at = range.end;
     }
-    (at.0 - base.0 == whole.end.0).then_some(base)
+    (at.0 - base.0 == bytes.pages_floor().0).then_some(base)
 }
 
 impl Control {
+    /// The pool of huge pages had run out: lets the guest have half of what is free there now.
+    fn look_at_pool(&mut self) {
+        let gauges = &self.shared.gauges;
+        let allowed = gauges.pool_max();
+        let free = HugePages::now().unwrap_or_default().available / 2;
+        if allowed == Bytes(u64::MAX) || free == 0 {
+            return;
+        }
+        let more = Bytes(allowed.0 + free * PageSize::Large.bytes() as u64);
+        gauges.allow_pool(if more < gauges.memory_max() {
+            more
+        } else {
+            Bytes(u64::MAX)
+        });
+        self.keep_to_limit();
+    }
+
     /// Manages the memory of a virtual machine as soon as a process maps it.
     pub(super) fn look_for_guest(&mut self, processes: &[Arc<Process>]) {
         let Some(object) = self.shared.guest.clone() else {
@@ -181,6 +199,7 @@ impl Control {
             return;
         }
         self.guest.looked = Some(Instant::now());
+        self.look_at_pool();
         let patience = if known.is_some() { CHANGES } else { SETTING_UP };
         let found = self.find_guest(&object, processes, known.is_some());
         let managed = found.and_then(|found| match (found, known) {
@@ -233,7 +252,7 @@ impl Control {
         if self.guest.process.is_some() && !managed {
             return Err(Unfit::Again(pid));
         }
-        let base = place(&found, object.whole()).ok_or(Unfit::Parts(pid))?;
+        let base = place(&found, object.bytes()).ok_or(Unfit::Parts(pid))?;
         // The flags cost a walk through all page tables, so they are not read again.
         let mut kept = Vec::new();
         if !managed {
@@ -271,20 +290,20 @@ impl Control {
         let uffd = agent.ok_or_else(stray)?.quiet_uffd()?;
         let whole = object.whole();
         // Counted after it is registered: pages that come later come by faults.
-        let view = VirtRange::new(base, base.plus(whole.count().0));
+        let view = VirtRange::new(base, base.plus(object.bytes().pages_floor().0));
         if let Err(error) = uffd.register(view, RegisterMode::MISSING_WP) {
             // It may be registered along with private memory around it. Then the next try succeeds.
             foreign::release(&host, base);
             return Err(error.into());
         }
         let is_family = |space| shared.processes.is_family(space);
-        let space = (shared.books.engine().layout()).new_space(PageSize::Base, is_family)?;
+        let space = (shared.books.engine().layout()).new_space(object.page_size(), is_family)?;
         let row = shared.books.row(space);
         row.put_fd(Fds::Uffd, Some(uffd.as_fd()));
         row.put(Number::VIEW, base.0);
         row.put(Number::HOST, host.space.0.into());
         row.set(Flag::Guest);
-        let guest = Guest::new(object, uffd, base);
+        let guest = Guest::new(object, uffd, base)?;
         let process = Arc::new(Process::of_guest(space, guest, host, row));
         told::listen(shared, &process).map_err(Unfit::Unheard)?;
         shared.books.engine().layout().attached(space, whole);
@@ -300,9 +319,9 @@ impl Control {
 
 /// Does `act` for each run of pages that are in the memory.
 fn each_run(process: &Process, mut act: impl FnMut(VirtRange)) {
-    let object = process.hosted.as_ref().map(|hosted| hosted.guest.object());
+    let guest = process.hosted.as_ref().map(|hosted| &hosted.guest);
     let mut at = VirtPage(0);
-    while let Some(Ok(Some(run))) = object.map(|object| object.data(at)) {
+    while let Some(Ok(Some(run))) = guest.map(|guest| guest.data(at)) {
         act(run);
         at = run.end;
     }
@@ -323,7 +342,7 @@ pub(super) fn revive(
     let host = shared.processes.get(host)?;
     let uffd = Uffd::from_stranger(fds[Fds::Uffd as usize].take()?).ok()?;
     let base = VirtPage(heir.number(Number::VIEW));
-    let guest = Guest::new(shared.guest.clone()?, uffd, base);
+    let guest = Guest::new(shared.guest.clone()?, uffd, base).ok()?;
     Some(Arc::new(Process::of_guest(heir.space, guest, host, row)))
 }
 
@@ -347,7 +366,7 @@ mod tests {
             let range = VirtRange::new(VirtPage(start), VirtPage(end));
             (range, offset * 4096, shared)
         };
-        let whole = VirtRange::new(VirtPage(0), VirtPage(8));
+        let whole = Bytes(8 * 4096);
         for (found, expected) in [
             (vec![map(100, 108, 0, true)], Some(100)),
             // The monitor has changed the protection of a part.

@@ -117,7 +117,7 @@ impl Control {
     }
 
     /// Has the engine keep to the limit of this moment.
-    fn keep_to_limit(&mut self) {
+    pub(super) fn keep_to_limit(&mut self) {
         let limit = self.shared.gauges.limit_now();
         let unmanaged = self.unmanaged_pages().bytes();
         {

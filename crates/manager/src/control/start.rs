@@ -413,11 +413,7 @@ fn recover(
     let config = Config::for_tiers(options.memory_max, Room::Ahead, &latencies);
     let prefetch = FirstTouches::beside(&options.prefetch);
     let reclaim = options.reclaim.make();
-    let spaces = inheritance.spaces();
-    let sizes: Vec<_> = spaces
-        .iter()
-        .map(|space| (*space, PageSize::Base))
-        .collect();
+    let sizes = inheritance.spaces(options.page_size);
     let (mut engine, claims) = Engine::recover(ledger, reclaim, prefetch, config, &sizes)?;
     for (space, regions) in inheritance.regions() {
         engine.restore_regions(space, regions);
@@ -477,7 +473,9 @@ fn share(
     };
     engine.set_place(options.placement.make());
     let mut books = Books::new(engine, tiers, key, legacy, record);
-    if let Some(limit) = undercroft_proto::report::limit(options.memory_max.0) {
+    let limit = undercroft_proto::report::limit(options.memory_max.0);
+    // The curve knows base pages alone.
+    if let Some(limit) = limit.filter(|_| options.page_size == PageSize::Base) {
         let pages = Bytes(limit).pages_floor();
         books = books.with_curve(Follower::new(&options.reclaim, &options.placement, pages));
     }

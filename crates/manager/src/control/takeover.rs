@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use undercroft_base::{BASE_PAGE_BYTES, PageState, SpaceId, VirtPage, VirtRange};
+use undercroft_base::{BASE_PAGE_BYTES, PageSize, PageState, SpaceId, VirtPage, VirtRange};
 use undercroft_engine::{EVERYTHING, Found, HeldPage, Here, InHand, Recovered};
 use undercroft_proto::legacy::{
     EventInbox, Fds, Flag, Heir, HeldEvent, Legacy, LegacyError, Number, Row,
@@ -161,9 +161,11 @@ impl Inheritance {
         })
     }
 
-    /// The address spaces that live on.
-    pub(super) fn spaces(&self) -> Vec<SpaceId> {
-        self.heirs.iter().map(|(_, heir, _)| heir.space).collect()
+    /// The address spaces that live on. Guest memory has pages of size `guest`.
+    pub(super) fn spaces(&self, guest: PageSize) -> Vec<(SpaceId, PageSize)> {
+        let size = |heir: &Heir| [PageSize::Base, guest][usize::from(heir.has(Flag::Guest))];
+        let heirs = self.heirs.iter().map(|(_, heir, _)| heir);
+        heirs.map(|heir| (heir.space, size(heir))).collect()
     }
 
     /// The managed ranges of each.

@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use undercroft_base::{BASE_PAGE_BYTES, PageState, VirtPage, VirtRange};
+use undercroft_base::{PageSize, PageState, VirtPage, VirtRange};
 
 use crate::space::guest::Guest;
 use crate::space::parts::{CHUNKS, dropped, next_parts, pause};
@@ -33,7 +33,8 @@ use crate::space::shared::Shared;
 /// How often the thread looks whether it is still needed.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// Pages that are forgotten at once: 32 MiB. The kernel takes 4 ms for the hole if all are there.
+/// Base pages that are forgotten at once: 32 MiB. The kernel takes 4 ms for the hole if all are
+/// there.
 const PART: u64 = 8192;
 
 /// Starts the thread that hears the process which maps this guest memory. Call it before a page of
@@ -47,8 +48,8 @@ pub(super) fn listen(shared: &Arc<Shared>, process: &Arc<Process>) -> io::Result
     let thread = std::thread::Builder::new().name("uc-given-back".into());
     thread.spawn(move || hear(&of, &guest))?;
     let (object, base) = (hosted.guest.object(), hosted.guest.base().address());
-    let (id, bytes) = (object.id(), object.whole().count().bytes().0);
-    commands.listen([id.device, id.inode, base, bytes]);
+    let (id, bytes) = (object.id(), object.bytes().0);
+    commands.listen([id.device, id.inode, base, bytes], process.page_size());
     Ok(())
 }
 
@@ -63,15 +64,17 @@ fn hear(shared: &Shared, process: &Process) {
     let goes_on = || !shared.signals.stopped() && !process.gone.load(Ordering::Relaxed);
     let mut last = commands.last_heard();
     while let Some((told, given)) = commands.told(last, LOOK, goes_on) {
-        forget(shared, process, &hosted.guest, pages_of(given), PART);
+        let size = process.page_size();
+        let most = PART / size.base_pages();
+        forget(shared, process, &hosted.guest, pages_of(given, size), most);
         commands.heard(told);
         last = told;
     }
 }
 
 /// The whole pages between two bytes of the memory. The program may say anything.
-fn pages_of([from, to]: [u64; 2]) -> VirtRange {
-    let bytes = BASE_PAGE_BYTES as u64;
+fn pages_of([from, to]: [u64; 2], size: PageSize) -> VirtRange {
+    let bytes = size.bytes() as u64;
     let start = from.div_ceil(bytes);
     VirtRange::new(VirtPage(start), VirtPage((to / bytes).max(start)))
 }
@@ -352,15 +355,15 @@ mod tests {
             ([0, u64::MAX], 0, (1 << 52) - 1),
         ] {
             let range = VirtRange::new(VirtPage(start), VirtPage(end));
-            assert_eq!(pages_of(given), range, "{given:?}");
+            assert_eq!(pages_of(given, PageSize::Base), range, "{given:?}");
         }
         let Some(machine) = Machine::new() else {
             return;
         };
-        give_back(&machine, pages_of([u64::MAX, 0]));
-        give_back(&machine, pages_of([1 << 40, u64::MAX]));
+        give_back(&machine, pages_of([u64::MAX, 0], PageSize::Base));
+        give_back(&machine, pages_of([1 << 40, u64::MAX], PageSize::Base));
         assert_eq!(machine.guest().given_back().0, 0);
-        give_back(&machine, pages_of([0, u64::MAX]));
+        give_back(&machine, pages_of([0, u64::MAX], PageSize::Base));
         assert_eq!(machine.shared.books.engine().books().resident().0, 0);
     }
 

@@ -60,7 +60,7 @@ impl Evictor {
         let Some(way) = Way::of(&shared, process) else {
             return;
         };
-        let mut waits = self.store_all(way.out(), &items, moved);
+        let mut waits = self.store_all(way.out(), &items, moved, 0);
         while let Some(Waits::Place(mut pages)) = waits {
             std::thread::sleep(RETRY);
             let age = began.elapsed();

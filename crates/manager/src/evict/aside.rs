@@ -17,7 +17,6 @@ use std::mem::{Discriminant, discriminant};
 use std::sync::Arc;
 use std::time::Duration;
 
-use undercroft_base::BASE_PAGE_BYTES;
 use undercroft_engine::EvictItem;
 use undercroft_engine::limits::EVICT_PAGES_MAX;
 
@@ -193,7 +192,7 @@ impl Evictor {
             }
             Waits::Place(mut pages) => {
                 pages.retain(|(at, bytes)| {
-                    self.buffer[at * BASE_PAGE_BYTES..][..BASE_PAGE_BYTES].copy_from_slice(bytes);
+                    self.buffer[at * bytes.len()..][..bytes.len()].copy_from_slice(bytes);
                     !self.put_back(&items[*at], *at, age)
                 });
                 if age >= PLACE_AFTER && !pages.is_empty() {

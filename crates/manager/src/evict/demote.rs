@@ -8,6 +8,7 @@ use undercroft_engine::DemoteItem;
 use undercroft_policy::place::Migration;
 
 use super::Evictor;
+use crate::books::page_of;
 
 impl Evictor {
     /// Moves the oldest pages of one tier to another, as many as `migration` says. False if none
@@ -26,14 +27,15 @@ impl Evictor {
             return false;
         }
         let mut sums = Vec::with_capacity(self.demotions.len());
+        let (size, buffer) = (from.tier.info().page, &mut self.demote_buffer);
         for (at, item) in self.demotions.iter().enumerate() {
-            let page = self.demote_buffer.page_mut(at);
+            let page = &mut buffer[at * size.bytes()..][..size.bytes()];
             sums.push(copy_of(from.tier.as_ref(), item, page));
         }
         let loaded = |(at, sum): (usize, &Option<u64>)| sum.map(|sum| (at, sum));
         let mut batch: Vec<Store<'_>> = (sums.iter().enumerate().filter_map(loaded))
             .map(|(at, checksum)| Store {
-                page: self.demote_buffer.page(at),
+                page: page_of(buffer, size, at),
                 stamp: self.demotions[at].stamp,
                 checksum,
                 result: Err(StoreError::Full),

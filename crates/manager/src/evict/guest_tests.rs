@@ -63,7 +63,7 @@ impl Machine {
         uffd.register(view, RegisterMode::MISSING_WP)
             .expect("a shared mapping");
         let object = MemoryObject::of(memory.as_fd()).expect("it opens anew");
-        let guest = Guest::new(Arc::new(object), uffd, base);
+        let guest = Guest::new(Arc::new(object), uffd, base).expect("base pages");
         let mut options = options("ram");
         options.memory_max = Bytes(2 * PAGES * BASE_PAGE_BYTES as u64);
         let mut evictor = Evictor::new(shared(options)).expect("an evictor");

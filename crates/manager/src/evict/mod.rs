@@ -145,10 +145,11 @@ pub(crate) struct Evictor {
 impl Evictor {
     pub(crate) fn new(shared: Arc<Shared>) -> std::io::Result<Evictor> {
         let overlaps = Compressors::wanted(shared.options.compressors) > 1;
+        let large = shared.options.page_size.base_pages() as usize;
         Ok(Evictor {
             shared,
             items: Vec::with_capacity(EVICT_PAGES_MAX),
-            buffer: PageBuf::new(EVICT_PAGES_MAX, PageSize::Base)?,
+            buffer: PageBuf::new(large.max(EVICT_PAGES_MAX), PageSize::Base)?,
             helpers: Compressors::default(),
             wakes: Vec::with_capacity(EVICT_PAGES_MAX),
             zeros: Vec::new(),
@@ -157,7 +158,7 @@ impl Evictor {
             orders: [TierOrder::default(); EVICT_PAGES_MAX],
             states: Vec::with_capacity(TIERS_MAX),
             demotions: Vec::with_capacity(DEMOTE_PAGES_MAX),
-            demote_buffer: PageBuf::new(DEMOTE_PAGES_MAX, PageSize::Base)?,
+            demote_buffer: PageBuf::new(large.max(DEMOTE_PAGES_MAX), PageSize::Base)?,
             reclaimer: Reclaimer::new(if overlaps { BATCHES } else { 1 }),
             overlaps,
             pending: VecDeque::new(),

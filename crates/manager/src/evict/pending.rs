@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use undercroft_base::PageSize;
 use undercroft_engine::EvictItem;
 
 use super::wayout::Way;
@@ -42,7 +43,11 @@ impl Evictor {
     /// of them.
     pub(super) fn evict_groups(&mut self, items: &[EvictItem], batch: Option<Batch>) {
         let mut older = self.pending.len();
-        for group in items.chunk_by(|one, next| one.space == next.space) {
+        // The buffer has room for one large page.
+        let goes_along = |one: &EvictItem, next: &EvictItem| {
+            one.space == next.space && one.size == PageSize::Base
+        };
+        for group in items.chunk_by(goes_along) {
             if self.pending.len() >= PENDING_MAX {
                 self.finish_first();
                 older = older.saturating_sub(1);

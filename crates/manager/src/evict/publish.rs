@@ -71,6 +71,7 @@ impl Evictor {
         let Taken {
             moved,
             refused,
+            kept,
             read,
         } = match took {
             Took::Later(late) => return Some(Waits::Late(late)),
@@ -87,7 +88,7 @@ impl Evictor {
             still::refused(&self.shared, process, pages);
         }
         match read {
-            Read::Yes => self.store_all(out, group, moved),
+            Read::Yes => self.store_all(out, group, moved, kept),
             Read::NotNow => Some(Waits::Late(Late::End(moved))),
             Read::Never => self.lose_told(group, moved),
         }
@@ -99,13 +100,14 @@ impl Evictor {
         (untold != 0).then_some(Waits::Lost(untold))
     }
 
-    /// Stores and publishes the pages `left` of the group, which are in `buffer`. Returns those
-    /// that cannot be put back at once.
+    /// Stores and publishes the pages `left` of the group, which are in `buffer`, but for those
+    /// that are `kept` by tiers as they are. Returns those that cannot be put back at once.
     pub(super) fn store_all(
         &mut self,
         out: &dyn WayOut,
         group: &[EvictItem],
         mut left: u64,
+        kept: u64,
     ) -> Option<Waits> {
         let (mut refused, mut stuck, mut stored) = (0, 0, 0);
         while left != 0 {
@@ -117,7 +119,7 @@ impl Evictor {
                     stuck |= 1 << at;
                 }
             }
-            refused = self.store(group, &turn);
+            refused = self.store(group, &turn, kept);
             stored = turn.next & !refused;
             left &= !(turn.back | turn.next) | refused;
         }
@@ -125,7 +127,8 @@ impl Evictor {
             self.publish_left(out, group, (0, 0), stored);
             self.wake();
         }
-        let stuck = places(stuck).map(|at| (at, page_of(&self.buffer, at).to_vec()));
+        let bytes = |at: usize| page_of(&self.buffer, group[at].size, at).to_vec();
+        let stuck = places(stuck).map(|at| (at, bytes(at)));
         let stuck: Vec<_> = stuck.collect();
         (!stuck.is_empty()).then_some(Waits::Place(stuck))
     }
@@ -297,7 +300,7 @@ impl Evictor {
         if self.places_of(index) != places || processes.iter().any(|p| !p.has_applied_all()) {
             return false; // it moved before the locks were held, or the books are behind
         }
-        let bytes = page_of(&self.buffer, at);
+        let bytes = page_of(&self.buffer, item.size, at);
         let mut there = true;
         for (space, page) in &places {
             let Some(process) = processes.iter().find(|p| p.space == *space) else {

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use undercroft_base::{Slot, Store, StoreError, TierId, fill_word};
+use undercroft_base::{PageSize, Slot, Store, StoreError, TierId, fill_word};
 use undercroft_engine::limits::EVICT_PAGES_MAX;
 use undercroft_engine::{EvictItem, Outcome};
 use undercroft_policy::place::TierOrder;
@@ -50,6 +50,7 @@ struct Storing<'a> {
     buffer: &'a PageBuf,
     orders: &'a [TierOrder; EVICT_PAGES_MAX],
     alive: u64,
+    kept: u64,
     /// The tier whose copies are not used.
     behind: Option<TierId>,
     /// Pages that are stored at a time by one thread.
@@ -72,7 +73,9 @@ impl Evictor {
 
     /// Stores the next pages of the group; they are published later. Returns those that no tier
     /// took.
-    pub(super) fn store(&mut self, group: &[EvictItem], turn: &Turn) -> u64 {
+    ///
+    /// * `kept`: pages that are as the copies that tiers keep of them. Their bytes are not there.
+    pub(super) fn store(&mut self, group: &[EvictItem], turn: &Turn, kept: u64) -> u64 {
         let pages = turn.next;
         let mut fates = [Fate::ToStore; EVICT_PAGES_MAX];
         let first = places(pages & turn.alive).next();
@@ -84,6 +87,7 @@ impl Evictor {
             buffer: &self.buffer,
             orders: &self.orders,
             alive: turn.alive,
+            kept,
             behind: turn.behind,
             at_a_time: if self.is_compressed(first) {
                 COMPRESS_PAGES
@@ -127,12 +131,16 @@ impl Storing<'_> {
         let mut sums = [0u64; EVICT_PAGES_MAX];
         let mut left = pages;
         for at in places(pages) {
-            let page = page_of(self.buffer, at);
+            let item = &self.group[at];
+            let page = page_of(self.buffer, item.size, at);
+            let is_kept = self.kept >> at & 1 == 1;
             fates[at - first] = match self.alive >> at & 1 {
                 0 => Fate::Is(Outcome::Fill(0)), // no process will read it
-                _ => known_already(self.books, &self.group[at], page, self.behind),
+                _ if is_kept => kept_already(self.books, item),
+                _ => known_already(self.books, item, page, self.behind),
             };
             match fates[at - first] {
+                Fate::ToStore if is_kept => {} // it is put back
                 Fate::ToStore => sums[at] = self.books.key.checksum(page, self.group[at].stamp),
                 Fate::Is(_) => left &= !(1 << at),
             }
@@ -141,7 +149,8 @@ impl Storing<'_> {
         let mut unfit = false;
         for (rank, tier) in (0..tiers).flat_map(|rank| (0..tiers).map(move |tier| (rank, tier))) {
             let id = TierId(tier as u8);
-            let offered = places(left).filter(|at| self.orders[*at].get(rank) == Some(id));
+            let offered =
+                places(left & !self.kept).filter(|at| self.orders[*at].get(rank) == Some(id));
             let offered = offered.map(|at| 1 << at).sum();
             if offered != 0 {
                 let mut part = Part {
@@ -186,7 +195,7 @@ impl Storing<'_> {
 
     fn to_store(&self, at: usize, sums: &[u64; EVICT_PAGES_MAX]) -> Store<'_> {
         Store {
-            page: page_of(self.buffer, at),
+            page: page_of(self.buffer, self.group[at].size, at),
             stamp: self.group[at].stamp,
             checksum: sums[at],
             result: Err(StoreError::Full),
@@ -238,6 +247,20 @@ impl Part<'_> {
     }
 }
 
+/// The fate of a page that is as the copy that its tier keeps, and is not read.
+fn kept_already(books: &Books, item: &EvictItem) -> Fate {
+    let copy = item.retained;
+    let has = |(tier, slot, stamp): (TierId, Slot, _)| {
+        let tier = &books.tiers[usize::from(tier.0)].tier;
+        tier.checksum(slot, stamp).is_some()
+    };
+    if copy.is_some_and(has) {
+        Fate::Is(Outcome::Clean)
+    } else {
+        Fate::ToStore
+    }
+}
+
 /// The fate of a page that may need no new copy: its bytes are one word repeated, or equal to the
 /// retained copy.
 /// * `behind`: the tier whose copies are not used.
@@ -245,7 +268,9 @@ fn known_already(books: &Books, item: &EvictItem, bytes: &[u8], behind: Option<T
     if let Some(word) = fill_word(bytes) {
         return Fate::Is(Outcome::Fill(word));
     }
-    if let Some((tier, copy, stamp)) = item.retained
+    // A large page whose bytes may be equal was not read: see `kept_already`.
+    if item.size == PageSize::Base
+        && let Some((tier, copy, stamp)) = item.retained
         && behind != Some(tier)
     {
         let kept = books.tiers[tier.0 as usize].tier.checksum(copy, stamp);
@@ -347,7 +372,7 @@ mod tests {
                 behind: None,
             };
             evictor.orders.fill(TierOrder::downwards(1));
-            let left = evictor.store(&items, &turn);
+            let left = evictor.store(&items, &turn, 0);
             assert_eq!(
                 evictor.stored.len() + left.count_ones() as usize,
                 items.len()

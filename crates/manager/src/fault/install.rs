@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use undercroft_base::{BASE_PAGE_BYTES, VirtPage, VirtRange};
+use undercroft_base::{BASE_PAGE_BYTES, PageSize, VirtPage, VirtRange};
 use undercroft_engine::limits::LOAD_PAGES_MAX;
 use undercroft_engine::{Install, LoadItem, LoadPlan};
 use undercroft_sys::uffd::UffdError;
@@ -34,6 +34,12 @@ pub(super) struct Loads {
     /// Pages that come along with a first write get frames too. Nothing may be in their place that
     /// a frame would replace.
     pub frames: bool,
+    /// Size of the pages.
+    pub size: PageSize,
+    /// The tier keeps the copies that are loaded.
+    pub kept: bool,
+    /// The kernel had no memory for a page.
+    pub short: bool,
 }
 
 /// The contents that are installed in a page.
@@ -65,6 +71,9 @@ impl Loads {
             plan: LoadPlan::default(),
             states: [Load::Finished; LOAD_PAGES_MAX],
             frames: false,
+            size: PageSize::Base,
+            kept: false,
+            short: false,
         }
     }
 
@@ -117,10 +126,14 @@ impl Loads {
                     memory.install(page, &zeros[..run.len() * BASE_PAGE_BYTES], Wake::Later)
                 }
                 Source::Loaded => match loaded(run.clone()) {
+                    Some(bytes) if self.kept && !self.plan.fault.write => {
+                        memory.install_unwritten(page, bytes)
+                    }
                     Some(bytes) => memory.install(page, bytes, Wake::Later),
                     None => Err(UffdError::LayoutChanging { done: 0 }),
                 },
             };
+            self.short |= matches!(result, Err(UffdError::NoMemory { .. }));
             let (done, came) = came_of(result, run.len());
             let at = run.start + done;
             self.states[run.start..at].fill(Load::Installed);
@@ -165,10 +178,12 @@ impl Loads {
     }
 
     /// A fresh page that is written gets a frame of its own. One that is read gets the shared zero
-    /// page, and so does one that comes along, unless a frame is safe there.
+    /// page, and so does one that comes along, unless a frame is safe there. A large one is left to
+    /// its memory.
     fn source(&self, at: usize) -> Source {
         let item = &self.plan.items[at];
-        let frame = self.plan.fault.write && (item.demanded || self.frames);
+        let is_base = self.size == PageSize::Base;
+        let frame = is_base && self.plan.fault.write && (item.demanded || self.frames);
         match (item.fresh, frame) {
             (true, true) => Source::Zeros,
             (true, false) => Source::ZeroPage,

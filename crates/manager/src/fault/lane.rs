@@ -7,12 +7,13 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use undercroft_base::{
-    FailKind, Fetched, Inbox, LoadError, Loaded, Nanos, SpaceId, TierId, VirtRange,
+    FailKind, Fetched, Inbox, LoadError, Loaded, Nanos, PageSize, SpaceId, TierId, VirtRange,
 };
 
 use rustix::event::{PollFd, PollFlags, poll};
 use undercroft_engine::LoadItem;
 use undercroft_engine::limits::LOAD_PAGES_MAX;
+use undercroft_sys::arena::PageArena;
 use undercroft_sys::ring::PageRing;
 use undercroft_tier::read_run::ReadRun;
 
@@ -20,6 +21,7 @@ use super::FaultThread;
 use super::install::{Load, Loads};
 use crate::books::metered::MeteredTier;
 use crate::books::table::Tiers;
+use crate::space::pool::pool_is_empty;
 use crate::space::process::Process;
 use crate::sync::lock;
 
@@ -29,7 +31,7 @@ const FREE_BATCH: usize = 64;
 // A token has 16 bits for the place of a read in its plan, and 16 for its length.
 const _: () = assert!(LOAD_PAGES_MAX <= 0xffff);
 
-/// A plan being served; its pages are `LOAD_PAGES_MAX` pages of the ring's arena.
+/// A plan being served; its pages are `lane_pages` base pages of the ring's arena.
 pub(super) struct Lane {
     pub(super) loads: Loads,
     process: Option<Arc<Process>>,
@@ -44,6 +46,30 @@ pub(super) struct Lane {
     block_at: [u16; LOAD_PAGES_MAX],
     /// Write-out knows of these reads, and waits for them.
     counted: bool,
+}
+
+/// The buffers of a plan's pages, in base pages of the ring's arena.
+#[derive(Clone, Copy)]
+struct Buffers {
+    base: usize,
+    size: PageSize,
+}
+
+impl Buffers {
+    fn pages(self, items: Range<usize>) -> Range<usize> {
+        let each = self.size.base_pages() as usize;
+        self.base + items.start * each..self.base + items.end * each
+    }
+
+    fn page_mut(self, arena: &mut PageArena, item: usize) -> Option<&mut [u8]> {
+        let pages = self.pages(item..item + 1);
+        arena.pages_mut(pages.start, pages.end)
+    }
+
+    /// Makes the page of item `to` one of the bytes of that of `from`. Large pages are alone.
+    fn copy(self, arena: &mut PageArena, from: usize, to: usize) -> bool {
+        from == to || arena.copy(self.base + from, self.base + to)
+    }
 }
 
 impl Lane {
@@ -72,6 +98,7 @@ impl FaultThread {
         let [arrived, read, decided] = times;
         let this = &mut self.lanes[lane];
         this.process = Some(process.clone());
+        this.loads.size = process.page_size();
         this.started = arrived;
         self.load(lane);
         let loaded = Instant::now();
@@ -120,10 +147,18 @@ impl FaultThread {
         self.idle.push(lane);
     }
 
+    /// Where the pages of a lane's items are.
+    fn buffers(&self, lane: usize) -> Buffers {
+        Buffers {
+            base: lane * self.lane_pages,
+            size: self.lanes[lane].loads.size,
+        }
+    }
+
     /// Step 3: loads the bytes of every item into the lane's pages, or starts reads for them.
     fn load(&mut self, lane: usize) {
-        let base = lane * LOAD_PAGES_MAX;
-        let page_bytes = self.ring.arena().bytes(1) as u64;
+        let buffers = self.buffers(lane);
+        let page_bytes = buffers.size.bytes() as u64;
         let this = &mut self.lanes[lane];
         this.in_flight = 0;
         let mut run: Option<ReadRun> = None;
@@ -137,7 +172,7 @@ impl FaultThread {
                 continue;
             }
             let item = this.loads.plan.items[at];
-            let Some(page) = self.ring.arena_mut().page_mut(base + at) else {
+            let Some(page) = buffers.page_mut(self.ring.arena_mut(), at) else {
                 continue;
             };
             if item.tier == TierId::FILL {
@@ -154,7 +189,7 @@ impl FaultThread {
                     if let Some(block) = run.as_mut().and_then(join) {
                         this.block_at[at] = block as u16;
                     } else if let Some(run) = run.replace(ReadRun::of(fd, offset, at)) {
-                        start_read(&mut self.ring, tiers, this, lane, base, run);
+                        start_read(&mut self.ring, tiers, this, lane, buffers, run);
                     }
                 }
                 Ok(Loaded::Fetch) => {
@@ -165,7 +200,7 @@ impl FaultThread {
             }
         }
         if let Some(run) = run {
-            start_read(&mut self.ring, tiers, this, lane, base, run);
+            start_read(&mut self.ring, tiers, this, lane, buffers, run);
         }
         let reads = this.in_flight;
         if reads + fetches > 0 {
@@ -203,10 +238,11 @@ impl FaultThread {
         self.fetching -= 1;
         let why = match page {
             Ok(bytes) => {
-                let to = self.ring.arena_mut().page_mut(lane * LOAD_PAGES_MAX + at);
+                let buffers = self.buffers(lane);
+                let to = buffers.page_mut(self.ring.arena_mut(), at);
                 let to = to.expect("no read is in flight for this page");
                 to.copy_from_slice(&bytes);
-                return self.read_done(lane, at, 1, Ok(self.ring.arena().bytes(1)));
+                return self.read_done(lane, at, 1, Ok(buffers.size.bytes()));
             }
             Err(why) => why,
         };
@@ -260,9 +296,8 @@ impl FaultThread {
 
     /// Verifies the pages of one completed read, or reads them once more.
     fn read_done(&mut self, lane: usize, first: usize, count: usize, result: Result<usize, i32>) {
-        let base = lane * LOAD_PAGES_MAX;
-        let page_bytes = self.ring.arena().bytes(1);
-        let got = result.unwrap_or(0) / page_bytes;
+        let buffers = self.buffers(lane);
+        let got = result.unwrap_or(0) / buffers.size.bytes();
         let mut again = false;
         let this = &mut self.lanes[lane];
         this.in_flight -= 1;
@@ -280,8 +315,8 @@ impl FaultThread {
                 metered.tier.checksum(item.slot, item.stamp) == Some(found)
             };
             let verified = block - first < got
-                && arena.copy(base + block, base + at)
-                && arena.page_mut(base + at).is_some_and(|page| {
+                && buffers.copy(arena, block, at)
+                && buffers.page_mut(arena, at).is_some_and(|page| {
                     let is_whole = metered.tier.unpack(item.slot, page);
                     is_whole && (metered.facts().is_source || is_right(page))
                 });
@@ -299,7 +334,7 @@ impl FaultThread {
                 this.block_at[at] = at as u16;
                 let tiers = &self.shared.books.tiers;
                 let run = ReadRun::of(fd, offset, at);
-                start_read(&mut self.ring, tiers, this, lane, base, run);
+                start_read(&mut self.ring, tiers, this, lane, buffers, run);
                 continue;
             }
             // A prefetched page is not given up: if it faults, it is read again.
@@ -316,7 +351,7 @@ impl FaultThread {
 
     /// Step 4: installs the pages that are ready, each contiguous run in one call.
     fn install_ready(&mut self, lane: usize) {
-        let base = lane * LOAD_PAGES_MAX;
+        let buffers = self.buffers(lane);
         let Some(process) = self.lanes[lane].process.clone() else {
             return;
         };
@@ -339,14 +374,23 @@ impl FaultThread {
                 books.engine().faults().validate(items);
             }
             let (fault, arena) = (loads.plan.fault, self.ring.arena());
+            loads.kept = books.keeps_copies(&loads.plan);
             loads.frames = loads.has_company(part.clone())
                 && process.is_vacant(loads.pages(part.clone()), fault.thread.0);
             loads.install(
                 part.clone(),
                 &*process.memory,
-                |run| arena.pages(base + run.start, base + run.end),
+                |run| {
+                    let pages = buffers.pages(run);
+                    arena.pages(pages.start, pages.end)
+                },
                 &self.zeros,
-                |zeros| books.zero_runs.note(fault.space, zeros),
+                |zeros| {
+                    // Zeros of a guest have frames of their own.
+                    if process.hosted.is_none() {
+                        books.zero_runs.note(fault.space, zeros);
+                    }
+                },
             );
             let pages = loads.pages(part.clone());
             let so_far = wake.unwrap_or(pages);
@@ -357,6 +401,9 @@ impl FaultThread {
             self.finish_part(lane, part);
         }
         drop(layout);
+        if std::mem::take(&mut self.lanes[lane].loads.short) {
+            pool_is_empty(&self.shared, &process);
+        }
         self.note_waits(lane, demanded, wake);
         // Last, and with no lock held: the woken thread runs on this CPU, and may replace this
         // thread at once.
@@ -427,14 +474,17 @@ fn start_read(
     tiers: &Tiers,
     lane: &mut Lane,
     index: usize,
-    base: usize,
+    buffers: Buffers,
     run: ReadRun,
 ) {
     let ReadRun {
         fd, offset, first, ..
     } = run;
-    let bytes = ring.arena().bytes(run.blocks) as u64;
-    let (from, to) = (base + run.pages().start, base + run.pages().end);
+    let bytes = (run.blocks * buffers.size.bytes()) as u64;
+    let Range {
+        start: from,
+        end: to,
+    } = buffers.pages(run.pages());
     let token = token(index, first, run.items);
     let metered = &tiers[usize::from(lane.loads.plan.items[first].tier.0)];
     metered.page_ins.fetch_add(1, Ordering::Relaxed);

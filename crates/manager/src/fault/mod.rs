@@ -60,8 +60,10 @@ use crate::space::shared::Shared;
 use crate::sync::lock;
 use lane::Lane;
 
-/// Plans of a thread that may wait for storage at once.
+/// Plans of a thread that may wait for storage at once, and those if a page of one may be large:
+/// the buffers of all are in memory.
 const LANES: usize = 16;
+const LARGE_LANES: usize = 4;
 
 /// Operations of a thread's ring: one for each page, so it is never full.
 pub(crate) const RING_ENTRIES: usize = LANES * LOAD_PAGES_MAX;
@@ -131,6 +133,8 @@ pub(crate) struct FaultThread {
     fetching: usize,
     lanes: Vec<Lane>,
     idle: Vec<usize>,
+    /// Base pages of the ring that a lane has: those of a plan, or of one large page.
+    lane_pages: usize,
     zeros: ZeroPages,
     /// Scratch: the completions of one reap.
     reaped: Vec<(u64, Result<usize, i32>)>,
@@ -151,7 +155,11 @@ pub(crate) struct FaultThread {
 impl FaultThread {
     pub(crate) fn new(shared: Arc<Shared>, index: usize) -> std::io::Result<FaultThread> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let ring = PageRing::new(RING_ENTRIES as u32, RING_ENTRIES, PageSize::Base)?;
+        let (lanes, lane_pages) = match shared.options.page_size {
+            PageSize::Base => (LANES, LOAD_PAGES_MAX),
+            PageSize::Large => (LARGE_LANES, PageSize::Large.base_pages() as usize),
+        };
+        let ring = PageRing::new(RING_ENTRIES as u32, lanes * lane_pages, PageSize::Base)?;
         let wakeup = shared.signals.wakeup(index);
         epoll::add(
             &epoll,
@@ -184,8 +192,9 @@ impl FaultThread {
             faults: Vec::with_capacity(64),
             writes: Vec::with_capacity(64),
             ring,
-            lanes: (0..LANES).map(|_| Lane::new()).collect(),
-            idle: (0..LANES).rev().collect(),
+            lanes: (0..lanes).map(|_| Lane::new()).collect(),
+            idle: (0..lanes).rev().collect(),
+            lane_pages,
             zeros: undercroft_sys::mapping::PageBuf::zeros(LOAD_PAGES_MAX)?,
             reaped: Vec::with_capacity(512),
             alone: false,
@@ -209,7 +218,7 @@ impl FaultThread {
             self.follow_processes();
             // A read is in flight for the only thread that faults.
             let ahead = self.may_load_ahead();
-            let lone_read = self.alone && self.idle.len() < LANES && !ahead;
+            let lone_read = self.alone && self.idle.len() < self.lanes.len() && !ahead;
             let waits = !self.later.is_empty() || !self.unpolled.is_empty();
             let limit = if ahead {
                 Some(Duration::ZERO)
@@ -269,7 +278,7 @@ impl FaultThread {
 
     /// True if no other work is known, without asking the kernel.
     fn may_stay(&self) -> bool {
-        self.idle.len() == LANES
+        self.idle.len() == self.lanes.len()
             && self.generation == self.shared.processes.generation()
             && self.shared.cpu_plan.is_active(self.index)
     }

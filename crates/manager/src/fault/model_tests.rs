@@ -79,6 +79,7 @@ pub(crate) fn options(tier: &str) -> ClientOptions {
         rights: Rights::default(),
         name: None,
         compressors: None,
+        page_size: undercroft_base::PageSize::Base,
         plugin: None,
     }
 }

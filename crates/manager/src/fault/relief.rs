@@ -5,13 +5,14 @@
 //! The books stay as they are where a load would change them. The takeover then finds the page
 //! present, as if a dead manager had installed it.
 
-use undercroft_base::{BASE_PAGE_BYTES, Entry, Loaded, PageState, TierId, VirtPage, VirtRange};
+use undercroft_base::{Entry, Loaded, PageSize, PageState, TierId, VirtPage, VirtRange};
 use undercroft_engine::Missing;
 use undercroft_sys::ring::read_page;
 use undercroft_sys::uffd::UffdError;
 
 use super::lane::fill;
 use crate::space::guest::Guest;
+use crate::space::pool::pool_is_empty;
 use crate::space::port::Wake;
 use crate::space::process::Process;
 use crate::space::shared::Shared;
@@ -32,7 +33,7 @@ pub(crate) fn give(shared: &Shared, process: &Process, page: VirtPage) {
         // A page on its way out was removed without an event.
         PageState::Evicting | PageState::Untouched => memory.zero(one, Wake::Now),
         // Another mapping was moved to this place.
-        PageState::Stored | PageState::Loading => match copy(shared, &entry) {
+        PageState::Stored | PageState::Loading => match copy(shared, &entry, process.page_size()) {
             Some(bytes) => memory.install(page, &bytes, Wake::Now),
             None => Ok(()),
         },
@@ -82,14 +83,15 @@ pub(super) fn stays(shared: &Shared, process: &Process, guest: &Guest, page: Vir
     }
     match process.memory.zero(one, Wake::Later) {
         Ok(()) => guest.note_given_back(1),
+        Err(UffdError::NoMemory { .. }) => pool_is_empty(shared, process),
         Err(_) => _ = process.memory.protect(one, false),
     }
 }
 
 /// The bytes of a page that is not in memory. `None`: no copy verifies, or it is on another
 /// machine.
-fn copy(shared: &Shared, entry: &Entry) -> Option<Vec<u8>> {
-    let mut bytes = vec![0; BASE_PAGE_BYTES];
+fn copy(shared: &Shared, entry: &Entry, size: PageSize) -> Option<Vec<u8>> {
+    let mut bytes = vec![0; size.bytes()];
     if entry.tier == TierId::FILL {
         fill(&mut bytes, entry.slot.0 as u32);
         return Some(bytes);
@@ -98,7 +100,7 @@ fn copy(shared: &Shared, entry: &Entry) -> Option<Vec<u8>> {
     match metered.load(entry.slot, entry.stamp, &mut bytes).ok()? {
         Loaded::Done => Some(bytes),
         Loaded::Read { fd, offset } => {
-            let mut bytes = read_page(fd, offset)?;
+            let mut bytes = read_page(fd, offset, size)?;
             let is_copy = metered.tier.unpack(entry.slot, &mut bytes);
             let is_right = |bytes: &[u8]| {
                 let found = shared.books.key.checksum(bytes, entry.stamp);

@@ -38,6 +38,10 @@ pub(crate) struct Gauges {
     pub knobs: Knobs,
     /// Bytes of DRAM that the user asks to keep to.
     memory_max: AtomicU64,
+    /// Limit of the pool of huge pages; all ones: it has not run out.
+    pool_max: AtomicU64,
+    /// Times that it had none for a page.
+    pub pool_short: AtomicU64,
     /// Why no page leaves: the reasons of [`Hold`], one bit each.
     held: AtomicU8,
     pub pauses: Mutex<Paused>,
@@ -127,6 +131,8 @@ impl Gauges {
     pub(crate) fn new(bound: Option<LatencyBound>, memory_max: Bytes) -> Gauges {
         Gauges {
             memory_max: AtomicU64::new(memory_max.0),
+            pool_max: AtomicU64::new(u64::MAX),
+            pool_short: AtomicU64::new(0),
             held: AtomicU8::new(0),
             pauses: Mutex::default(),
             fault_latency: Mutex::new(FaultLatency::new()),
@@ -160,13 +166,29 @@ impl Gauges {
         self.memory_max.store(asked.0, Ordering::Relaxed);
     }
 
-    /// The limit to keep to now: none while the run is paused.
+    /// The limit to keep to now: none while the run is paused, or what the pool of huge pages
+    /// allows, if it has run out.
     pub(crate) fn limit_now(&self) -> Bytes {
         if self.is_paused() {
             Bytes(u64::MAX)
         } else {
-            self.memory_max()
+            self.memory_max().min(self.pool_max())
         }
+    }
+
+    /// Bytes that the pool of huge pages allows; `u64::MAX`: it has not run out.
+    pub(crate) fn pool_max(&self) -> Bytes {
+        Bytes(self.pool_max.load(Ordering::Relaxed))
+    }
+
+    /// The pool of huge pages allows this much now.
+    pub(crate) fn allow_pool(&self, bytes: Bytes) {
+        self.pool_max.store(bytes.0, Ordering::Relaxed);
+    }
+
+    /// Notes that the pool has none for a page. True the first time.
+    pub(crate) fn note_pool_short(&self) -> bool {
+        self.pool_short.fetch_add(1, Ordering::Relaxed) == 0
     }
 
     /// True while nothing may be evicted or moved between tiers.
@@ -213,7 +235,8 @@ impl Gauges {
         if lock(&self.fixed).note(now.immovable.0, now.raised.0, at) {
             crate::log::warn(&format!(
                 "{} cannot leave memory: the program may not write there, has locked it, or has \
-                 processes without an agent. The limit of {} is passed by as much as the rest needs",
+                 processes without an agent; or it is a monitor's own, beside huge pages. The limit \
+                 of {} is passed by as much as the rest needs",
                 now.immovable,
                 Bytes(limit)
             ));

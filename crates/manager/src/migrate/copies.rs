@@ -8,9 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use undercroft_base::{
-    BASE_PAGE_BYTES, Fetched, Inbox, LoadError, Loaded, Nanos, PageKey, PageSize,
-};
+use undercroft_base::{Fetched, Inbox, LoadError, Loaded, Nanos, PageKey, PageSize};
 use undercroft_engine::DemoteItem;
 use undercroft_engine::limits::DEMOTE_PAGES_MAX;
 use undercroft_sys::ring::PageRing;
@@ -67,10 +65,12 @@ pub(super) struct Copies {
 }
 
 impl Copies {
-    pub(super) fn new(key: &PageKey) -> std::io::Result<Copies> {
+    /// * `page`: size of the pages of all tiers.
+    pub(super) fn new(key: &PageKey, page: PageSize) -> std::io::Result<Copies> {
+        let pages = page.at_once(DEMOTE_PAGES_MAX);
         Ok(Copies {
             key: key.clone(),
-            ring: PageRing::new(READS_AT_ONCE as u32, DEMOTE_PAGES_MAX, PageSize::Base)?,
+            ring: PageRing::new(READS_AT_ONCE as u32, pages, page)?,
             states: Vec::with_capacity(DEMOTE_PAGES_MAX),
             block_at: Vec::with_capacity(DEMOTE_PAGES_MAX),
             reaped: Vec::with_capacity(READS_AT_ONCE),
@@ -85,7 +85,10 @@ impl Copies {
     /// Bytes that were read from a device are verified. Otherwise one wrong read, which a fault
     /// would repeat, would cost the page. They are read once more, and then left where they are.
     pub(super) fn read(&mut self, from: &MeteredTier, items: &[DemoteItem]) {
-        assert!(items.len() <= DEMOTE_PAGES_MAX, "more copies than buffers");
+        assert!(
+            items.len() <= self.ring.arena().len(),
+            "more copies than buffers"
+        );
         self.states.clear();
         self.block_at.clear();
         let mut run: Option<ReadRun> = None;
@@ -95,7 +98,7 @@ impl Copies {
             let Some(place) = self.begin(from, at, item, false) else {
                 continue;
             };
-            let bytes = BASE_PAGE_BYTES as u64;
+            let bytes = self.ring.arena().bytes(1) as u64;
             let join = |run: &mut ReadRun| run.join(place, at, bytes, READ_PAGES);
             match run.as_mut().and_then(join) {
                 Some(block) => self.block_at[at] = block,
@@ -278,7 +281,7 @@ pub(super) fn pause_for_page_ins(tier: &MeteredTier) {
 mod tests {
     use std::io::{Seek, SeekFrom, Write};
 
-    use undercroft_base::{Bytes, PageNo, Stamp, Store, StoreError, Tier, TierId};
+    use undercroft_base::{BASE_PAGE_BYTES, Bytes, PageNo, Stamp, Store, StoreError, Tier, TierId};
     use undercroft_model::content::Content;
     use undercroft_model::tier::{CLUSTER, FakeTier};
     use undercroft_sys::mapping::SharedMemory;
@@ -365,7 +368,7 @@ mod tests {
         damage(&tier, &items[50]);
         items.swap(3, 70);
         items[20..40].reverse();
-        let mut copies = Copies::new(&PageKey::KNOWN).expect("a ring");
+        let mut copies = Copies::new(&PageKey::KNOWN, PageSize::Base).expect("a ring");
         for _ in 0..3 {
             copies.read(&tier, &items);
             for (at, item) in items.iter().enumerate() {
@@ -398,7 +401,7 @@ mod tests {
         items.swap(3, 70);
         damage(&tier, &items[10]);
         tier.tier.free(&[items[20].slot]);
-        let mut copies = Copies::new(&PageKey::KNOWN).expect("a ring");
+        let mut copies = Copies::new(&PageKey::KNOWN, PageSize::Base).expect("a ring");
         for _ in 0..3 {
             copies.read(&tier, &items);
             for (at, item) in items.iter().enumerate() {
@@ -424,7 +427,7 @@ mod tests {
         let mut first = vec![0; BASE_PAGE_BYTES];
         let loaded = tier.tier.load(items[0].slot, STAMP, &mut first);
         assert_eq!(loaded, Ok(Loaded::Done), "it waits");
-        let mut copies = Copies::new(&PageKey::KNOWN).expect("a ring");
+        let mut copies = Copies::new(&PageKey::KNOWN, PageSize::Base).expect("a ring");
         copies.read(&tier, &items);
         for (at, item) in items.iter().enumerate() {
             let (bytes, _) = copies.get(at).expect("a copy");
@@ -440,7 +443,7 @@ mod tests {
         let items = stored(&tier, |no| Content::numbered(no as u64 + 1).bytes());
         tier.free(&[items[20].slot]);
         let tier = MeteredTier::new(Box::new(tier), None);
-        let mut copies = Copies::new(&PageKey::KNOWN).expect("a ring");
+        let mut copies = Copies::new(&PageKey::KNOWN, PageSize::Base).expect("a ring");
         for _ in 0..3 {
             copies.read(&tier, &items);
             for (at, item) in items.iter().enumerate() {
@@ -457,7 +460,7 @@ mod tests {
         let folder = tempfile::tempdir_in("/var/tmp").expect("a scratch folder");
         let (tier, items) = file(folder.path(), 0);
         tier.page_ins.store(1, Ordering::Relaxed);
-        let mut copies = Copies::new(&PageKey::KNOWN).expect("a ring");
+        let mut copies = Copies::new(&PageKey::KNOWN, PageSize::Base).expect("a ring");
         let begun = Instant::now();
         copies.read(&tier, &items[..1]);
         assert!(begun.elapsed() >= PAUSE_MAX, "{:?}", begun.elapsed());

@@ -101,7 +101,7 @@ impl Migrator {
             drain_fails: false,
             drain_unreadable: 0,
             unreadable: 0,
-            copies: Copies::new(&shared.books.key)?,
+            copies: Copies::new(&shared.books.key, shared.options.page_size)?,
             shared,
             states: Vec::with_capacity(TIERS_MAX),
             items: Vec::with_capacity(DEMOTE_PAGES_MAX),

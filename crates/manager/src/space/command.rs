@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use undercroft_base::PageSize;
 use undercroft_sys::futex;
 use undercroft_sys::mapping::SharedMemory;
 
@@ -193,13 +194,16 @@ impl Commands {
     }
 
     /// Has the program tell from now on what it gives back of its guest's memory.
+    ///
     /// * `guest`: device and inode of the memory, where it is mapped, and its bytes.
-    pub(crate) fn listen(&self, guest: [u64; 4]) {
+    /// * `page`: size of its pages.
+    pub(crate) fn listen(&self, guest: [u64; 4], page: PageSize) {
         let words = &self.0.words()[offset_of!(CommandPage, guest) / 8..];
         for (word, value) in words.iter().zip(guest) {
             word.store(value, Ordering::Relaxed);
         }
-        self.0.halves()[offset_of!(CommandPage, listens) / 4].store(1, Ordering::SeqCst);
+        let listens = &self.0.halves()[offset_of!(CommandPage, listens) / 4];
+        listens.store(page.base_pages() as u32, Ordering::SeqCst);
     }
 
     /// The number of the last range that was acted on.

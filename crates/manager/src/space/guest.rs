@@ -22,6 +22,9 @@
 //!
 //! `left` wakes no thread. A thread that waits has sent a message, and the answer to that wakes it.
 //!
+//! Large pages are kept track of: one that comes back for a read is protected, and the first write
+//! to it is a fault. If it leaves before, its copy is right, and it is neither read nor stored.
+//!
 //! Not protected are writes that were begun by address translation before: a device that was given
 //! the memory (VFIO), or direct I/O into it. The command line refuses those.
 
@@ -31,8 +34,9 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
-use undercroft_base::{BASE_PAGE_BYTES, PageCount, VirtPage, VirtRange};
+use undercroft_base::{PageCount, PageSize, VirtPage, VirtRange};
 use undercroft_engine::EvictItem;
+use undercroft_sys::mapping::{PageBuf, ZeroPages};
 use undercroft_sys::object::MemoryObject;
 use undercroft_sys::uffd::{MessageBuf, Messages, RegisterMode, Uffd, UffdError};
 
@@ -89,15 +93,53 @@ pub(crate) struct Guest {
     arrivals: Box<[AtomicU64]>,
     /// Pages that were installed, less those that were punched, since it was asked last.
     balance: AtomicI64,
-    /// Pages that were found to be given back.
+    /// Base pages that were found to be given back.
     given_back: AtomicU64,
+    /// Of large pages alone.
+    large: Option<Large>,
+}
+
+/// Of memory in large pages.
+struct Large {
+    /// A page of zeros: the kernel has none of this size to map.
+    zeros: ZeroPages,
+    /// A bit for each page: it is protected, and as the copy that it came from. Changed while the
+    /// page is not on its way out, so under `begins` or before it is resident.
+    unwritten: Vec<AtomicU64>,
+}
+
+impl Large {
+    fn new(pages: VirtRange) -> io::Result<Large> {
+        let words = pages.count().0.div_ceil(64);
+        Ok(Large {
+            zeros: PageBuf::zeros(PageSize::Large.base_pages() as usize)?,
+            unwritten: (0..words).map(|_| AtomicU64::new(0)).collect(),
+        })
+    }
+
+    fn set(&self, page: VirtPage, unwritten: bool) {
+        let (word, bit) = (&self.unwritten[page.0 as usize / 64], 1 << (page.0 % 64));
+        if unwritten {
+            word.fetch_or(bit, Ordering::Relaxed);
+        } else {
+            word.fetch_and(!bit, Ordering::Relaxed);
+        }
+    }
+
+    fn is_unwritten(&self, page: VirtPage) -> bool {
+        self.unwritten[page.0 as usize / 64].load(Ordering::Relaxed) >> (page.0 % 64) & 1 == 1
+    }
 }
 
 impl Guest {
     /// * `base`: where `object` is mapped whole, in the address space of `uffd`.
-    pub(crate) fn new(object: Arc<MemoryObject>, uffd: Uffd, base: VirtPage) -> Guest {
+    pub(crate) fn new(object: Arc<MemoryObject>, uffd: Uffd, base: VirtPage) -> io::Result<Guest> {
+        let large = match object.page_size() {
+            PageSize::Base => None,
+            PageSize::Large => Some(Large::new(object.whole())?),
+        };
         let words = object.whole().count().0.div_ceil(64);
-        Guest {
+        Ok(Guest {
             arrivals: (0..words).map(|_| AtomicU64::new(0)).collect(),
             object,
             view: View { uffd, base },
@@ -105,7 +147,80 @@ impl Guest {
             leaving: Leaving::default(),
             balance: AtomicI64::new(0),
             given_back: AtomicU64::new(0),
+            large,
+        })
+    }
+
+    pub(crate) fn page_size(&self) -> PageSize {
+        self.object.page_size()
+    }
+
+    /// Pages of which the call does not know whether they are written from now on.
+    fn may_be_written(&self, range: VirtRange) {
+        if let Some(large) = &self.large {
+            let pages = range.intersect(self.object.whole());
+            pages.pages().for_each(|page| large.set(page, false));
         }
+    }
+
+    /// The result of a copy to `pages`, in pages of the object. If no huge page is free, the kernel
+    /// says that a page is there: so it is asked whether one is. A page that would count as
+    /// installed, and is nowhere, would be lost.
+    fn in_pages(&self, pages: VirtRange, result: Result<(), UffdError>) -> Result<(), UffdError> {
+        let each = self.page_size().base_pages();
+        if let (Some(_), Err(UffdError::Exists { done })) = (&self.large, &result) {
+            let first = VirtRange::one(pages.start.plus(done / each));
+            if !matches!(self.view.uffd.is_in_file(self.at(first)), Ok(true)) {
+                return Err(UffdError::NoMemory { done: done / each });
+            }
+        }
+        result.map_err(|error| match error {
+            UffdError::Exists { done } => UffdError::Exists { done: done / each },
+            UffdError::LayoutChanging { done } => UffdError::LayoutChanging { done: done / each },
+            UffdError::NotMapped { done } => UffdError::NotMapped { done: done / each },
+            UffdError::NoMemory { done } => UffdError::NoMemory { done: done / each },
+            UffdError::Busy { done } => UffdError::Busy { done: done / each },
+            other => other,
+        })
+    }
+
+    /// The first page at `from` or behind it that is in the memory, or that is not. `None`: there
+    /// is none. The end is a page that is not.
+    fn first(&self, from: VirtPage, there: bool) -> io::Result<Option<VirtPage>> {
+        if self.large.is_none() {
+            return if there {
+                self.object.first_data(from)
+            } else {
+                self.object.first_hole(from)
+            };
+        }
+        let end = self.object.whole().end;
+        for page in VirtRange::new(from, end).pages() {
+            if self.view.uffd.is_in_file(self.at(VirtRange::one(page)))? == there {
+                return Ok(Some(page));
+            }
+        }
+        Ok((!there && from < end).then_some(end))
+    }
+
+    /// The first page that is there, at `from` or behind it. `None`: there is none.
+    pub(crate) fn first_data(&self, from: VirtPage) -> io::Result<Option<VirtPage>> {
+        self.first(from, true)
+    }
+
+    /// The first page that is not there, at `from` or behind it; the end counts. `None`: `from` is
+    /// not before the end.
+    pub(crate) fn first_hole(&self, from: VirtPage) -> io::Result<Option<VirtPage>> {
+        self.first(from, false)
+    }
+
+    /// The first pages that are there at `from` or behind it. `None`: there are none.
+    pub(crate) fn data(&self, from: VirtPage) -> io::Result<Option<VirtRange>> {
+        let Some(start) = self.first_data(from)? else {
+            return Ok(None);
+        };
+        let end = self.first_hole(start)?.unwrap_or(start);
+        Ok(Some(VirtRange::new(start, end)))
     }
 
     /// By how many pages it has grown since this was asked last, if the monitor has given none
@@ -133,10 +248,11 @@ impl Guest {
         })
     }
 
-    /// Counts pages of which `result` says how many were installed.
-    fn came(&self, pages: u64, result: Result<(), UffdError>) -> Result<(), UffdError> {
+    /// Counts those of `pages` of which `result` says that they were installed.
+    fn came(&self, pages: VirtRange, result: Result<(), UffdError>) -> Result<(), UffdError> {
+        let result = self.in_pages(pages, result);
         let done = match &result {
-            Ok(()) => pages,
+            Ok(()) => pages.count().0,
             Err(
                 UffdError::Exists { done }
                 | UffdError::LayoutChanging { done }
@@ -152,6 +268,7 @@ impl Guest {
 
     /// The monitor has given back pages of which the books knew.
     pub(crate) fn note_given_back(&self, pages: u64) {
+        let pages = pages * self.page_size().base_pages();
         self.given_back.fetch_add(pages, Ordering::Relaxed);
     }
 
@@ -182,11 +299,21 @@ impl Guest {
         &self.object
     }
 
-    /// Where these pages are mapped. Pages behind the end are left out.
+    /// Where these pages are mapped, in base pages. Pages behind the end are left out.
     pub(super) fn at(&self, range: VirtRange) -> VirtRange {
         let pages = range.intersect(self.object.whole());
-        let base = self.view.base.0;
-        VirtRange::new(pages.start.plus(base), pages.end.plus(base))
+        let (base, each) = (self.view.base.0, self.page_size().base_pages());
+        let at = |page: VirtPage| VirtPage(base + page.0 * each);
+        VirtRange::new(at(pages.start), at(pages.end))
+    }
+
+    /// Waits until nothing of these pages is leaving, and says that they come. Returns which.
+    fn place(&self, at: VirtPage, bytes: &[u8]) -> VirtRange {
+        let count = (bytes.len() / self.page_size().bytes()) as u64;
+        let pages = VirtRange::new(at, at.plus(count));
+        self.leaving.wait(pages);
+        self.come(pages);
+        pages
     }
 
     /// The pages of a group whose bits are set, in runs: each with its first place in the group.
@@ -224,25 +351,44 @@ impl Space for Guest {
 
     fn events<'a>(&self, buffer: &'a mut MessageBuf) -> io::Result<Messages<'a>> {
         let messages = self.view.uffd.read_messages(buffer)?;
-        Ok(messages.of_object(self.at(self.object.whole())))
+        Ok(messages.of_object(self.at(self.object.whole()), self.page_size()))
     }
 
     fn install(&self, at: VirtPage, bytes: &[u8], wake: Wake) -> Result<(), UffdError> {
-        let count = (bytes.len() / BASE_PAGE_BYTES) as u64;
-        let pages = VirtRange::new(at, at.plus(count));
-        self.leaving.wait(pages);
-        self.come(pages);
-        let to = self.at(VirtRange::one(at)).start;
+        let pages = self.place(at, bytes);
+        let to = self.at(pages).start;
+        self.may_be_written(pages);
         let copied = self.view.uffd.copy(to, bytes, wake == Wake::Later);
-        self.came(count, copied)
+        self.came(pages, copied)
+    }
+
+    fn install_unwritten(&self, at: VirtPage, bytes: &[u8]) -> Result<(), UffdError> {
+        let Some(large) = &self.large else {
+            return self.install(at, bytes, Wake::Later);
+        };
+        let pages = self.place(at, bytes);
+        let to = self.at(pages).start;
+        self.came(pages, self.view.uffd.copy_protected(to, bytes))?;
+        pages.pages().for_each(|page| large.set(page, true));
+        Ok(())
     }
 
     fn zero(&self, range: VirtRange, wake: Wake) -> Result<(), UffdError> {
         self.leaving.wait(range);
-        self.come(range);
-        let to = self.at(range);
-        let zeroed = self.view.uffd.zeropage(to, wake == Wake::Later);
-        self.came(to.count().0, zeroed)
+        let Some(large) = &self.large else {
+            self.come(range);
+            let to = self.at(range);
+            let zeroed = self.view.uffd.zeropage(to, wake == Wake::Later);
+            return self.came(range, zeroed);
+        };
+        for (done, page) in range.pages().enumerate() {
+            let copied = self.install(page, &large.zeros, wake);
+            if copied.is_err() && done > 0 {
+                return Err(UffdError::Busy { done: done as u64 }); // the rest by itself
+            }
+            copied?;
+        }
+        Ok(())
     }
 
     fn wake(&self, range: VirtRange) {
@@ -251,6 +397,9 @@ impl Space for Guest {
     }
 
     fn protect(&self, range: VirtRange, on: bool) -> Result<(), UffdError> {
+        if !on {
+            self.may_be_written(range); // before the write
+        }
         self.view.uffd.write_protect(self.at(range), on)
     }
 
@@ -280,22 +429,34 @@ impl WayOut for Guest {
         let _begins = lock(&self.begins);
         let mut runs = Guest::runs(group, u64::MAX);
         // Pages that stay protected are resident: the next write to them ends that.
-        if runs.all(|(_, run)| self.protect(run, true).is_ok()) {
-            Begun::Yes(Asked::default())
-        } else {
-            Begun::No
+        if !runs.all(|(_, run)| self.protect(run, true).is_ok()) {
+            return Begun::No;
         }
+        let is_kept = |item: &EvictItem| {
+            let large = self.large.as_ref();
+            item.retained.is_some() && large.is_some_and(|large| large.is_unwritten(item.page))
+        };
+        let kept = group.iter().enumerate();
+        let kept = kept.filter_map(|(at, item)| is_kept(item).then_some(1 << at));
+        Begun::Yes(Asked {
+            kept: kept.sum(),
+            ..Asked::default()
+        })
     }
 
     fn wait(&self, asked: Asked) -> Answered {
         Answered::Done(asked)
     }
 
-    fn take(&self, _: Answered, group: &[EvictItem], buffer: &mut [u8]) -> Took {
-        let mut moved = 0;
-        for (from, run) in Guest::runs(group, u64::MAX) {
+    fn take(&self, answered: Answered, group: &[EvictItem], buffer: &mut [u8]) -> Took {
+        let kept = match answered {
+            Answered::Done(asked) => asked.kept,
+            Answered::Late(_) => 0,
+        };
+        let (mut moved, each) = (kept, self.page_size().bytes());
+        for (from, run) in Guest::runs(group, !kept) {
             let count = run.count().0 as usize;
-            let bytes = &mut buffer[from * BASE_PAGE_BYTES..][..count * BASE_PAGE_BYTES];
+            let bytes = &mut buffer[from * each..][..count * each];
             if self.object.read(run.start, bytes).is_ok() {
                 moved |= u64::MAX >> (64 - count) << from;
             }
@@ -303,6 +464,7 @@ impl WayOut for Guest {
         Took::Pages(Taken {
             moved,
             refused: 0,
+            kept,
             read: Read::Yes,
         })
     }

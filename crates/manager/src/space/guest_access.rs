@@ -23,7 +23,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-use undercroft_base::{VirtPage, VirtRange};
+use undercroft_base::{PageSize, VirtPage, VirtRange};
 use undercroft_proto::report::GuestAccess;
 use undercroft_sys::access::{self, BLOCK_PAGES, BlockScan};
 use undercroft_sys::object::MemoryObject;
@@ -164,7 +164,9 @@ impl GuestScans {
         if !process.is_alive() || !hosted.host.has_running_identity() {
             return None;
         }
-        if self.without_effect >= ROW {
+        // The kernel leaves huge pages mapped.
+        let is_large = hosted.guest.page_size() != PageSize::Base;
+        if is_large || self.without_effect >= ROW {
             return Some(GuestAccess::NoEffect);
         }
         // It would be swapped, and pages that are used would wait for a disk.
@@ -302,7 +304,7 @@ mod tests {
             let object = MemoryObject::of(memory.as_fd()).expect("it opens anew");
             let bed = Bed {
                 memory,
-                guest: Guest::new(Arc::new(object), uffd, base),
+                guest: Guest::new(Arc::new(object), uffd, base).expect("base pages"),
                 scans: GuestScans::new(),
                 last: Last::default(),
             };

@@ -22,12 +22,15 @@ pub(crate) mod guest;
 mod guest_access;
 pub(crate) mod handed;
 pub(crate) mod identity;
+#[cfg(test)]
+mod large_tests;
 pub(crate) mod layout;
 #[cfg(test)]
 pub(crate) mod model;
 pub(crate) mod order;
 mod partners;
 pub(crate) mod parts;
+pub(crate) mod pool;
 pub(crate) mod port;
 pub(crate) mod process;
 pub(crate) mod processes;

@@ -299,6 +299,7 @@ impl WayOut for ModelMemory {
         Took::Pages(Taken {
             moved,
             refused,
+            kept: 0,
             read: Read::Yes,
         })
     }

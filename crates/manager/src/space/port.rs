@@ -32,7 +32,7 @@ pub(crate) enum Wake {
 
 /// The memory of one address space. Its descriptor is readable while messages are pending.
 ///
-/// Eight methods that act, and four questions. No question changes anything in the address space,
+/// Nine methods that act, and four questions. No question changes anything in the address space,
 /// whatever the program has mapped, and wherever.
 ///
 /// In an error, `done` is the number of pages that were installed from the start of the range.
@@ -48,6 +48,13 @@ pub(crate) trait Space: AsFd + Send + Sync {
 
     /// Installs whole pages from `bytes` at `at`, where nothing is, each atomically.
     fn install(&self, at: VirtPage, bytes: &[u8], wake: Wake) -> Result<(), UffdError>;
+
+    /// As [`Space::install`], woken later. The tier keeps the copy that the bytes are of, and no
+    /// thread is about to write to them. Memory that can tell whether one did says so when the
+    /// pages leave ([`Taken::kept`]).
+    fn install_unwritten(&self, at: VirtPage, bytes: &[u8]) -> Result<(), UffdError> {
+        self.install(at, bytes, Wake::Later)
+    }
 
     /// Maps the shared zero page over the range, where nothing is.
     fn zero(&self, range: VirtRange, wake: Wake) -> Result<(), UffdError>;
@@ -141,6 +148,8 @@ pub(crate) struct Asked {
     pub at: Option<Instant>,
     /// Pages that share their frames with relatives.
     pub sharing: u64,
+    /// Pages that are as the copies that tiers keep of them.
+    pub kept: u64,
 }
 
 /// The state of a group that was asked for.
@@ -169,6 +178,8 @@ pub(crate) struct Taken {
     pub moved: u64,
     /// The kernel refused to move them.
     pub refused: u64,
+    /// Of those that are out: they are as the copies that tiers keep, and are not in the buffer.
+    pub kept: u64,
     pub read: Read,
 }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, RwLock};
 use std::time::{Duration, Instant};
 
-use undercroft_base::{SpaceId, VirtPage, VirtRange};
+use undercroft_base::{PageSize, SpaceId, VirtPage, VirtRange};
 use undercroft_proto::legacy::{Number, Row};
 use undercroft_sys::maps::Maps;
 use undercroft_sys::pagemap::{Category, Pagemap};
@@ -197,6 +197,11 @@ impl Process {
             Some(hosted) => &hosted.host,
             None => self,
         }
+    }
+
+    /// Size of its pages.
+    pub(crate) fn page_size(&self) -> PageSize {
+        (self.hosted.as_ref()).map_or(PageSize::Base, |hosted| hosted.guest.page_size())
     }
 
     /// False for a fork child whose books may still be those of its parent.

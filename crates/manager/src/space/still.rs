@@ -1,6 +1,7 @@
 //! Memory whose pages cannot leave: mappings that the program may not write to, because the kernel
-//! moves none of them, and all memory of a process that has no agent. Collectors protect their
-//! heaps for a while, and compilers their code for good.
+//! moves none of them; and all memory of a process that has no agent, or whose pages no tier takes
+//! (`vm --page-size 2M`). Collectors protect their heaps for a while, and compilers their code for
+//! good.
 //!
 //! A refusal sets the whole mapping aside, until it is writable again. That is looked up when the
 //! kernel tells of a change of protection, and at intervals, because such a record may be lost. The
@@ -45,13 +46,22 @@ pub(crate) fn no_way_out(shared: &Shared, process: &Process) {
         set_aside(shared, process, new, true);
     }
     process.backlog.all_still.store(true, Ordering::SeqCst);
-    if process.has_agent() {
+    if may_leave(shared, process) {
         agent_has_come(shared, process); // meanwhile
     }
 }
 
+/// Whether its pages may leave, but for single mappings: it has an agent, and tiers have pages of
+/// this size.
+fn may_leave(shared: &Shared, process: &Process) -> bool {
+    process.has_agent() && shared.options.page_size == process.page_size()
+}
+
 /// The process has an agent: its pages may move, if they were set aside without one.
 pub(crate) fn agent_has_come(shared: &Shared, process: &Process) {
+    if !may_leave(shared, process) {
+        return;
+    }
     if process.backlog.all_still.swap(false, Ordering::SeqCst) {
         set_aside(shared, process, process.all_pages, false);
     }
@@ -70,9 +80,7 @@ pub(crate) fn look(shared: &Shared, process: &Process, range: VirtRange) {
 /// process without an agent: whether it has one now.
 pub(crate) fn look_around(shared: &Shared, process: &Process) {
     if process.backlog.all_still.load(Ordering::SeqCst) {
-        if process.has_agent() {
-            agent_has_come(shared, process);
-        }
+        agent_has_come(shared, process);
         return;
     }
     let set = parts(shared, process, process.all_pages);

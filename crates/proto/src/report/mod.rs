@@ -152,6 +152,10 @@ pub struct GuestMemory {
     /// over begins anew.
     #[serde(default)]
     pub given_back_bytes: u64,
+    /// Times that no huge page was free for a page of it; null: its pages have 4 KiB. A manager
+    /// that takes over begins anew.
+    #[serde(default)]
+    pub huge_pages_short: Option<u64>,
     /// Machines whose monitors have handed their memory over, and which run now; null: it is the
     /// memory of the one machine that the program runs. The sizes are of all of them together. What
     /// is in memory cannot leave, and what has its copies in tiers was not read yet.
@@ -212,6 +216,14 @@ impl fmt::Display for GuestMemory {
             );
         }
         write!(f, "{all}: {here} in memory, {away} in tiers")?;
+        match self.huge_pages_short {
+            None => {}
+            Some(0) => f.write_str("; pages of 2 MiB")?,
+            Some(times) => write!(
+                f,
+                "; pages of 2 MiB, and {times} times none was free (sysctl vm.nr_hugepages)"
+            )?,
+        }
         if self.given_back_bytes > 0 {
             write!(f, "; {} given back so far", Bytes(self.given_back_bytes))?;
         }

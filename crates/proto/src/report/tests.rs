@@ -138,6 +138,7 @@ fn guest() -> GuestMemory {
         resident_bytes: 60 << 20,
         stored_bytes: 90 << 20,
         given_back_bytes: 0,
+        huge_pages_short: None,
         handed_over: None,
         access: GuestAccess::Scanned,
     }

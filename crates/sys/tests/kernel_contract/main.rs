@@ -17,6 +17,7 @@ mod bed;
 mod death;
 mod faults;
 mod fork;
+mod huge;
 mod identity;
 mod layout;
 mod moving;
@@ -94,12 +95,13 @@ fn end_what_is_left() {
 }
 
 /// All facts.
-const ALL: [&[Fact]; 11] = [
+const ALL: [&[Fact]; 12] = [
     access::FACTS,
     asking::FACTS,
     death::FACTS,
     faults::FACTS,
     fork::FACTS,
+    huge::FACTS,
     layout::FACTS,
     moving::FACTS,
     objects::FACTS,

@@ -50,4 +50,5 @@ mod trees;
 mod vm;
 mod vm_access;
 mod vm_kvm;
+mod vm_large;
 mod watching;

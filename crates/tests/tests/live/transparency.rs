@@ -1,7 +1,7 @@
 //! A program's work on its address space and its CPUs gives the same results as in a plain run.
 
 use undercroft_tests::{
-    Job, MIB, beside_others, build, find, is_full_size, plain_only, rounds, say, skip,
+    HugePages, Job, MIB, beside_others, build, find, is_full_size, plain_only, rounds, say, skip,
 };
 
 /// A slot that one mmap made is one mapping, and mremap moves it: registration never splits it.
@@ -127,34 +127,12 @@ fn guard_pages_of_a_process_that_shares_the_memory_are_kept() {
     }
 }
 
-/// The machine's pool of huge pages, with a few in it. Dropping it restores the old number.
-struct HugePages(String);
-
-const POOL: &str = "/proc/sys/vm/nr_hugepages";
-
-impl HugePages {
-    fn some() -> Option<HugePages> {
-        let old = std::fs::read_to_string(POOL).ok()?;
-        let number = |text: &str| text.trim().parse::<u64>().ok();
-        let pool = HugePages(old);
-        let wanted = number(&pool.0)? + 4;
-        std::fs::write(POOL, wanted.to_string()).ok()?;
-        (number(&std::fs::read_to_string(POOL).ok()?)? >= wanted).then_some(pool)
-    }
-}
-
-impl Drop for HugePages {
-    fn drop(&mut self) {
-        let _ = std::fs::write(POOL, self.0.trim());
-    }
-}
-
 /// All between two mappings that cannot be managed is registered in one call. What the program maps
 /// there meanwhile may be another such mapping, and the kernel does not refuse it.
 #[test]
 fn huge_pages_and_shared_memory_beside_new_mappings_are_left_alone() {
     let _turn = beside_others();
-    let Some(_pool) = HugePages::some() else {
+    let Some(_pool) = HugePages::more(4) else {
         return skip("no pool of huge pages can be made here");
     };
     let job = Job::new(build("hugetlb")).args(["60", "1500"]);

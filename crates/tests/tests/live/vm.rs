@@ -167,7 +167,7 @@ fn guest_kernel() -> PathBuf {
 
 /// The kernel, and a first file system with `guest_init` alone.
 /// * `drivers`: that the file system has besides.
-fn machine(folder: &Path, drivers: &[&str]) -> Option<[PathBuf; 2]> {
+pub(crate) fn machine(folder: &Path, drivers: &[&str]) -> Option<[PathBuf; 2]> {
     let mut files = Vec::new();
     for driver in drivers {
         let name = format!("{driver}.ko");
@@ -214,12 +214,13 @@ fn redis_files() -> Option<Vec<(String, Vec<u8>)>> {
     Some(files)
 }
 
-const NO_MACHINE: &str = "no kernel of a guest in target/guest-kernel: .ci/run fetches one";
+pub(crate) const NO_MACHINE: &str =
+    "no kernel of a guest in target/guest-kernel: .ci/run fetches one";
 
 /// QEMU, which interprets the guest's instructions: KVM may be missing.
 /// * `words`: arguments of the guest's program.
 /// * `mib`: memory of the machine.
-fn qemu([kernel, initrd]: &[PathBuf; 2], mib: &str, words: &str) -> Job {
+pub(crate) fn qemu([kernel, initrd]: &[PathBuf; 2], mib: &str, words: &str) -> Job {
     let job = Job::new("qemu-system-x86_64").args(["-accel", "tcg", "-nodefaults", "-nographic"]);
     let job = job.args(["-serial", "stdio", "-no-reboot", "-m", mib, "-kernel"]);
     let job = job.arg(kernel).arg("-initrd").arg(initrd);
@@ -228,7 +229,7 @@ fn qemu([kernel, initrd]: &[PathBuf; 2], mib: &str, words: &str) -> Job {
 }
 
 /// The lines of the guest's program.
-fn said(outcome: &Outcome) -> Vec<String> {
+pub(crate) fn said(outcome: &Outcome) -> Vec<String> {
     let text = outcome.text();
     // The firmware's marks may be in front of the first.
     let lines = text

@@ -165,7 +165,7 @@ impl Backing {
         self.packs && self.page == PageSize::Base
     }
 
-    pub(super) fn page(&self) -> PageSize {
+    pub(crate) fn page(&self) -> PageSize {
         self.page
     }
 

@@ -7,7 +7,7 @@
 //! ```
 
 use undercroft_base::{
-    Bytes, LoadError, Loaded, Slot, Stamp, Store, StoreError, Tier, TierInfo, TierUsage,
+    Bytes, LoadError, Loaded, PageSize, Slot, Stamp, Store, StoreError, Tier, TierInfo, TierUsage,
 };
 use undercroft_sys::mapping::SharedMemory;
 
@@ -53,6 +53,16 @@ impl Shards {
             (compressor, capacity, key),
             again,
         )
+    }
+
+    /// Keeps copies of pages of this size. The shards are empty, or know it (`again`).
+    pub fn of_pages(mut self, page: PageSize, again: bool) -> Shards {
+        if !again {
+            let shards = std::mem::take(&mut self.shards).into_iter();
+            self.shards = shards.map(|shard| shard.of_pages(page)).collect();
+            self.info.page = page;
+        }
+        self
     }
 
     fn of_length(

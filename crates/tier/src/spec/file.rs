@@ -46,22 +46,31 @@ const COMPRESS: bool = false;
 const COMPRESS_TEXT: &str = if COMPRESS { "yes" } else { "no" };
 
 /// Keeps pages in what is below as `spec` says.
-fn below(spec: &TierSpec, below: Backing) -> Backing {
+fn below(spec: &TierSpec, page: PageSize, below: Backing) -> Backing {
+    let below = below.of_pages(page);
     below.packing(spec.compress.unwrap_or(COMPRESS))
 }
 
-fn open(spec: &TierSpec, _: Bytes) -> Result<Opened, OpenError> {
+fn open(spec: &TierSpec, page: PageSize, _: Bytes) -> Result<Opened, OpenError> {
     let path = spec.path.as_deref().unwrap_or_else(|| "".as_ref());
-    let below = below(spec, Backing::open(path, spec.size).map_err(OpenError::of)?);
+    let below = below(
+        spec,
+        page,
+        Backing::open(path, spec.size).map_err(OpenError::of)?,
+    );
     let table = FileTier::table_bytes(&below);
     let memory = SharedMemory::create("uc-slot-table", table)?;
     Ok((memory, Box::new(below)))
 }
 
-fn inherit(spec: &TierSpec, file: Option<Handed<OwnedFd>>) -> Result<Box<dyn Below>, OpenError> {
+fn inherit(
+    spec: &TierSpec,
+    page: PageSize,
+    file: Option<Handed<OwnedFd>>,
+) -> Result<Box<dyn Below>, OpenError> {
     let (fd, name, bytes) = file.ok_or_else(|| paths::not_inherited(spec))?;
     let inherited = Backing::inherit(fd, name, bytes).map_err(OpenError::of)?;
-    Ok(Box::new(below(spec, inherited)))
+    Ok(Box::new(below(spec, page, inherited)))
 }
 
 impl Below for Backing {
@@ -73,7 +82,7 @@ impl Below for Backing {
         if self.is_block_device() {
             return Ok(None);
         }
-        Room::over(table, self.bytes(), PageSize::Base).map(Some)
+        Room::over(table, self.bytes(), self.page()).map(Some)
     }
 
     fn warnings(&self) -> Vec<&'static str> {

@@ -27,7 +27,7 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use undercroft_base::{Bytes, Exact, TierFacts};
+use undercroft_base::{Bytes, Exact, PageSize, TierFacts};
 use undercroft_sys::mapping::SharedMemory;
 
 use crate::made::{Below, Handed, OpenError};
@@ -54,7 +54,8 @@ const LEFT_OUT: &[&str] = &[
 ];
 
 /// Makes the keeper's side of a tier of a specification, or of what a dead keeper's side was.
-type Inherit = fn(&TierSpec, Option<Handed<OwnedFd>>) -> Result<Box<dyn Below>, OpenError>;
+type Inherit =
+    fn(&TierSpec, PageSize, Option<Handed<OwnedFd>>) -> Result<Box<dyn Below>, OpenError>;
 
 /// A kind of tier.
 pub struct Kind {
@@ -75,8 +76,16 @@ pub struct Kind {
     head: fn(&TierSpec) -> String,
     /// Tells a tier without a path from others of its kind.
     identity: fn(&TierSpec) -> String,
-    pub(crate) open: fn(&TierSpec, Bytes) -> Result<Opened, OpenError>,
+    pub(crate) open: fn(&TierSpec, PageSize, Bytes) -> Result<Opened, OpenError>,
     pub(crate) inherit: Inherit,
+}
+
+/// Refuses pages of another size, for kinds that have none.
+fn base_pages_only(spec: &TierSpec, page: PageSize) -> Result<(), OpenError> {
+    match page {
+        PageSize::Base => Ok(()),
+        other => Err(OpenError::PageSize(spec.to_string(), other)),
+    }
 }
 
 /// A tier's memory, and what is below it.

@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use undercroft_base::{Bytes, Slot, Tier};
+use undercroft_base::{Bytes, PageSize, Slot, Tier};
 use undercroft_sys::mapping::SharedMemory;
 use undercroft_sys::nvm::MappedAs;
 
@@ -36,17 +36,25 @@ pub(super) static KIND: Kind = Kind {
     inherit,
 };
 
-fn open(spec: &TierSpec, _: Bytes) -> Result<Opened, OpenError> {
+fn open(spec: &TierSpec, page: PageSize, _: Bytes) -> Result<Opened, OpenError> {
     let path = spec.path.as_deref().unwrap_or_else(|| "".as_ref());
-    let below = NvmBacking::open(path, spec.size).map_err(OpenError::of)?;
+    let below = NvmBacking::open(path, spec.size)
+        .map_err(OpenError::of)?
+        .of_pages(page);
     let table = NvmTier::table_bytes(&below);
     let memory = SharedMemory::create("uc-slot-table", table)?;
     Ok((memory, Box::new(below)))
 }
 
-fn inherit(spec: &TierSpec, file: Option<Handed<OwnedFd>>) -> Result<Box<dyn Below>, OpenError> {
+fn inherit(
+    spec: &TierSpec,
+    page: PageSize,
+    file: Option<Handed<OwnedFd>>,
+) -> Result<Box<dyn Below>, OpenError> {
     let (fd, name, bytes) = file.ok_or_else(|| paths::not_inherited(spec))?;
-    Ok(Box::new(NvmBacking::inherit(fd, name, bytes)))
+    Ok(Box::new(
+        NvmBacking::inherit(fd, name, bytes).of_pages(page),
+    ))
 }
 
 impl Below for NvmBacking {

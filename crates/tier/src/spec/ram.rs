@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
-use undercroft_base::{Bytes, Slot, Tier};
+use undercroft_base::{Bytes, PageSize, Slot, Tier};
 use undercroft_sys::mapping::SharedMemory;
 
 use super::words::{SpecError, Words};
@@ -65,34 +65,44 @@ fn parse(kind: &'static Kind, words: Words<'_>) -> Result<TierSpec, SpecError> {
     Ok(spec)
 }
 
-fn open(spec: &TierSpec, pool: Bytes) -> Result<Opened, OpenError> {
+fn open(spec: &TierSpec, page: PageSize, pool: Bytes) -> Result<Opened, OpenError> {
     let reserve = Shards::reserve_for(pool).0 as usize;
     let memory = SharedMemory::create("uc-ram-tier", reserve)?;
-    Ok((memory, inherit(spec, None)?))
+    Ok((memory, inherit(spec, page, None)?))
 }
 
-fn inherit(spec: &TierSpec, _: Option<Handed<OwnedFd>>) -> Result<Box<dyn Below>, OpenError> {
-    Ok(Box::new(Pool(spec.compressor)))
+fn inherit(
+    spec: &TierSpec,
+    page: PageSize,
+    _: Option<Handed<OwnedFd>>,
+) -> Result<Box<dyn Below>, OpenError> {
+    Ok(Box::new(Pool(spec.compressor, page)))
 }
 
 /// Nothing is below a pool: its memory has all.
 #[derive(Debug)]
-struct Pool(Compressor);
+struct Pool(Compressor, PageSize);
 
 impl Below for Pool {
     fn make(self: Box<Self>, with: With<'_>) -> Result<Box<dyn MadeTier>, OpenError> {
         let fits = with.memory.len() as u64 <= RamPool::reserve_for(Bytes(u64::MAX)).0;
         if !fits {
             let made = Shards::make(&with.memory, self.0, with.pool, with.key, with.again);
-            return Ok(Box::new(made.map_err(OpenError::of)?));
+            let made = made.map_err(OpenError::of)?;
+            return Ok(Box::new(made.of_pages(self.1, with.again)));
         }
         let make = if with.again {
             RamPool::recover
         } else {
             RamPool::new
         };
-        let made = make(with.memory, self.0, with.pool, with.key);
-        Ok(Box::new(made.map_err(OpenError::of)?))
+        let made = make(with.memory, self.0, with.pool, with.key).map_err(OpenError::of)?;
+        // One that is recovered knows the size.
+        Ok(Box::new(if with.again {
+            made
+        } else {
+            made.of_pages(self.1)
+        }))
     }
 }
 

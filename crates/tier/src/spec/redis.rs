@@ -2,13 +2,13 @@
 
 use std::os::fd::OwnedFd;
 
-use undercroft_base::{Bytes, Tier};
+use undercroft_base::{Bytes, PageSize, Tier};
 use undercroft_sys::mapping::SharedMemory;
 use undercroft_tier_redis::spec::{RemoteSpec, SettingError};
 use undercroft_tier_redis::{Claimed, FACTS, RemoteTier};
 
 use super::words::{SpecError, Words};
-use super::{Kind, Opened, PRICE, Setting, TierSpec};
+use super::{Kind, Opened, PRICE, Setting, TierSpec, base_pages_only};
 use crate::made::{Below, Handed, MadeTier, OpenError, With};
 use crate::shape::Shape;
 
@@ -91,14 +91,20 @@ fn parse(kind: &'static Kind, words: Words<'_>) -> Result<TierSpec, SpecError> {
     Ok(spec)
 }
 
-fn open(spec: &TierSpec, _: Bytes) -> Result<Opened, OpenError> {
+fn open(spec: &TierSpec, page: PageSize, _: Bytes) -> Result<Opened, OpenError> {
+    base_pages_only(spec, page)?;
     let mut below = below(spec)?;
     let memory = SharedMemory::create("uc-slot-table", RemoteTier::table_bytes(below.spec.size))?;
     below.claimed = Some(Claimed::new(&below.spec, &memory).map_err(OpenError::of)?);
     Ok((memory, Box::new(below)))
 }
 
-fn inherit(spec: &TierSpec, _: Option<Handed<OwnedFd>>) -> Result<Box<dyn Below>, OpenError> {
+fn inherit(
+    spec: &TierSpec,
+    page: PageSize,
+    _: Option<Handed<OwnedFd>>,
+) -> Result<Box<dyn Below>, OpenError> {
+    base_pages_only(spec, page)?;
     Ok(Box::new(below(spec)?))
 }
 

@@ -2,10 +2,10 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use undercroft_base::{BASE_PAGE_BYTES, Bytes, Tier};
+use undercroft_base::{BASE_PAGE_BYTES, Bytes, PageSize, Tier};
 use undercroft_sys::mapping::SharedMemory;
 
-use super::{Kind, Opened, TierSpec, paths};
+use super::{Kind, Opened, TierSpec, base_pages_only, paths};
 use crate::made::{Below, Handed, MadeTier, OpenError, With};
 use crate::shape::Shape;
 use crate::source::{FACTS, Source, SourceTier, VERSION};
@@ -25,7 +25,8 @@ pub(super) static KIND: Kind = Kind {
     inherit,
 };
 
-fn open(spec: &TierSpec, _: Bytes) -> Result<Opened, OpenError> {
+fn open(spec: &TierSpec, page: PageSize, _: Bytes) -> Result<Opened, OpenError> {
+    base_pages_only(spec, page)?;
     let path = spec.path.as_deref().unwrap_or_else(|| "".as_ref());
     let source = Source::open(path).map_err(OpenError::of)?;
     // It needs none, and every tier has some.
@@ -33,7 +34,12 @@ fn open(spec: &TierSpec, _: Bytes) -> Result<Opened, OpenError> {
     Ok((memory, Box::new(source)))
 }
 
-fn inherit(spec: &TierSpec, file: Option<Handed<OwnedFd>>) -> Result<Box<dyn Below>, OpenError> {
+fn inherit(
+    spec: &TierSpec,
+    page: PageSize,
+    file: Option<Handed<OwnedFd>>,
+) -> Result<Box<dyn Below>, OpenError> {
+    base_pages_only(spec, page)?;
     let (fd, name, bytes) = file.ok_or_else(|| paths::not_inherited(spec))?;
     Ok(Box::new(Source::inherit(fd, name, bytes)))
 }

@@ -320,6 +320,7 @@ pub(super) const MANAGER_ORDER: &[(&str, &[&str])] = &[
             "arrivals",
             "graves",
             "shared",
+            "pool",
             "foreign",
             "parts",
             "bring_home",

@@ -138,6 +138,7 @@ impl<'a> AgentOut<'a> {
         Took::Pages(Taken {
             moved,
             refused,
+            kept: 0,
             // The process died meanwhile, or unmapped its holding area.
             read: if readable { Read::Yes } else { or },
         })
@@ -242,6 +243,7 @@ impl WayOut for AgentOut<'_> {
                 seq,
                 at: Some(Instant::now()),
                 sharing,
+                kept: 0,
             }),
             None => {
                 self.end(group);

@@ -28,6 +28,9 @@ impl<'a> Way<'a> {
             return Some(Way::Own(own));
         }
         let agent = process.agent.get()?;
+        if shared.options.page_size != process.page_size() {
+            return None; // no tier takes its pages
+        }
         Some(Way::Agent(AgentOut::new(shared, process, agent)))
     }
 
