@@ -36,9 +36,9 @@ pub const FLOOR_MIN: PageCount = PageCount(2048);
 /// Pages of a snapshot's file that are known to be needed: those of 4 GiB. 4 MiB of memory.
 pub const KNOWN_MAX: u64 = 1 << 20;
 
-/// Regions of all spaces to which known pages are brought. A monitor that cuts its memory into more
-/// gets none.
-pub const KNOWN_REGIONS: usize = 4096;
+/// Regions of a space to which known pages are brought. One that is cut into more gets none in the
+/// rest.
+pub const KNOWN_REGIONS: usize = 16;
 
 /// Known pages that are looked at for one fault: some are in memory.
 pub const KNOWN_LOOKS: usize = 4 * LOAD_PAGES_MAX;

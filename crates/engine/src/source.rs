@@ -93,7 +93,9 @@ impl<L: Ledger> Engine<L> {
         let mut most = self.along_max(no);
         let region = self.table.region_around(fault.space, fault.page);
         let place = (fault.space, region.start);
-        if source.looked_at.len() >= KNOWN_REGIONS && !source.looked_at.contains_key(&place) {
+        let (first, last) = (VirtPage(0), VirtPage(u64::MAX));
+        let regions = (source.looked_at).range((fault.space, first)..=(fault.space, last));
+        if regions.count() >= KNOWN_REGIONS && !source.looked_at.contains_key(&place) {
             return;
         }
         let looked_at = source.looked_at.entry(place).or_default();

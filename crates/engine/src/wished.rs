@@ -60,8 +60,8 @@ pub struct WishedMove {
 }
 
 impl<L: Ledger> Evictions<'_, L> {
-    /// Has a page be offered to this tier first, when it next needs a new copy. False: the page is
-    /// not in memory, or there is no such tier. O(1).
+    /// Has a page be offered to this tier first, when it next leaves. False: the page is not in
+    /// memory, or there is no such tier. O(1).
     pub fn place(&mut self, space: SpaceId, page: VirtPage, rank: TierId) -> bool {
         let engine = &mut *self.engine;
         let Some(no) = engine.find_named(space, page) else {
@@ -74,6 +74,11 @@ impl<L: Ledger> Evictions<'_, L> {
         }
         engine.places.put(no, rank.0);
         true
+    }
+
+    /// Nothing is wished any more: the plugin has ended.
+    pub fn forget_places(&mut self) {
+        self.engine.places = Places::default();
     }
 }
 

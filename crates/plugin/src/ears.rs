@@ -150,7 +150,7 @@ pub enum What {
     ReclaimNow,
     /// The page shall come into memory, if there is room.
     Prefetch,
-    /// The page's next new copy shall be in this tier.
+    /// When the page next leaves, a new copy of it shall be in this tier.
     Place(TierId),
     /// The copies of some pages, from the page on, shall move from one tier to another.
     Move {

@@ -6,8 +6,11 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 
-use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, SeekFrom};
+use rustix::fs::{FallocateFlags, FsWord, MemfdFlags, SealFlags, SeekFrom};
 use undercroft_base::{Bytes, PageCount, PageSize, VirtPage, VirtRange};
+
+/// The file system of huge pages (`HUGETLBFS_MAGIC`).
+const HUGETLBFS: FsWord = 0x9584_58f6;
 
 /// Device and inode of a file: no two files have the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,13 +54,23 @@ pub fn create(name: &str, bytes: Bytes, page: PageSize) -> io::Result<OwnedFd> {
 
 impl MemoryObject {
     /// Opens it anew: the program may use the offset of its own descriptor.
+    ///
+    /// The size of its pages is that of its file system. The size of a block would not do: with
+    /// transparent huge pages the kernel says 2 MiB for memory whose pages are of 4 KiB, and begins
+    /// to say so when an administrator allows them.
     pub fn of(memfd: BorrowedFd<'_>) -> io::Result<MemoryObject> {
         let path = format!("/proc/self/fd/{}", memfd.as_raw_fd());
         let file = File::options().read(true).write(true).open(path)?;
         let metadata = file.metadata()?;
-        let blocks = metadata.blksize();
-        let page = (PageSize::ALL.into_iter()).find(|page| page.bytes() as u64 == blocks);
-        let page = page.ok_or(io::ErrorKind::InvalidInput)?;
+        let is_huge = rustix::fs::fstatfs(&file)?.f_type == HUGETLBFS;
+        let page = match (
+            is_huge,
+            metadata.blksize() == PageSize::Large.bytes() as u64,
+        ) {
+            (false, _) => PageSize::Base,
+            (true, true) => PageSize::Large,
+            (true, false) => return Err(io::ErrorKind::InvalidInput.into()),
+        };
         Ok(MemoryObject {
             page,
             pages: metadata.len() / page.bytes() as u64,

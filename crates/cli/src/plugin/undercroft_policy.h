@@ -68,7 +68,7 @@ enum uc_tier {
     UC_TIER_LOAD_NS,  /* nanoseconds of a load lately; 0 before the first */
 };
 int64_t UC_IMPORT(get_tier)(int32_t tier, int32_t what);
-/* The page's next new copy shall be in this tier, if it takes it. 0: as of `reclaim`. */
+/* When the page next leaves, a new copy of it shall be in this tier, if it takes it. 0: as of `reclaim`. */
 int32_t UC_IMPORT(place)(int32_t space, int64_t page, int32_t tier);
 /* Those of `pages` pages (1 to 256) whose copies are in the tier `from` shall move to `to`. 0: too
  * many moves wait, or as of `reclaim`. */

@@ -73,12 +73,11 @@ fn nonsense_limits_are_usage_errors() {
 }
 
 #[test]
-fn what_is_not_available_yet_says_so() {
-    let later = "not available yet";
+fn what_is_gone_names_what_to_use() {
     refused(
         &["run", "--page-size", "2M", "--", "true"],
         2,
-        &[later, "4 KiB"],
+        &["is gone", "undercroft vm --page-size 2M"],
     );
     for (old, new) in [
         ("--class=web", "--daemon=CLASS"),

@@ -207,6 +207,13 @@ fn a_page_is_offered_once_to_the_tier_that_was_wished_and_then_to_the_others() {
     for item in &batch {
         engine.evictions().settle(item.at, Taken::Busy, &mut wake);
     }
+    // Of a plugin that has ended, nothing is wished.
+    let page = batch[1].page;
+    assert!(engine.evictions().place(space, page, SLOW));
+    engine.evictions().forget_places();
+    batch.clear();
+    let all = [(); 4].map(|()| vec![FAST, SLOW]);
+    assert_eq!(offered(&mut engine, &mut batch), all);
     // A page that is out cannot be placed.
     let (mut other, space) = crate::moves::engine(1);
     devices(&mut other);

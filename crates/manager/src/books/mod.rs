@@ -180,6 +180,7 @@ impl Books {
         if let Some(old) = &old {
             old.end();
             engine.remove_journal(&(old.ears.clone() as Arc<dyn Journal>));
+            engine.evictions().forget_places();
         }
         if let Some(new) = advice {
             engine.add_journal(new.ears.clone());

@@ -169,7 +169,7 @@ impl Control {
     fn look_at_pool(&mut self) {
         let gauges = &self.shared.gauges;
         let allowed = gauges.pool_max();
-        let free = HugePages::now().unwrap_or_default().available / 2;
+        let free = HugePages::now().unwrap_or_default().available.div_ceil(2);
         if allowed == Bytes(u64::MAX) || free == 0 {
             return;
         }

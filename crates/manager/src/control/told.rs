@@ -86,7 +86,7 @@ fn pages_of([from, to]: [u64; 2], size: PageSize) -> VirtRange {
 fn forget(shared: &Shared, process: &Process, guest: &Guest, range: VirtRange, most: u64) {
     let mut left = range.intersect(guest.object().whole());
     while !left.is_empty() {
-        // The parts begin at multiples of chunks, which are forgotten whole.
+        // The parts begin at multiples of chunks of base pages, which are forgotten whole.
         let end = VirtPage((left.start.0 / most + 1) * most).min(left.end);
         forget_part(shared, process, guest, VirtRange::new(left.start, end));
         left.start = end;

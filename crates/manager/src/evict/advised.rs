@@ -234,6 +234,7 @@ impl Evictor {
             }
             advice.note_wishes(wishes.len());
             self.leave_now.extend(wishes);
+            self.take_places(&advice);
             let mut engine = self.shared.books.engine();
             let evictions = engine.evictions();
             (self.leave_now).retain(|(space, page)| evictions.may_leave(*space, *page));

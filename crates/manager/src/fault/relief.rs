@@ -73,7 +73,7 @@ pub(super) fn fill_missing(
 #[cold]
 pub(super) fn stays(shared: &Shared, process: &Process, guest: &Guest, page: VirtPage) {
     let one = VirtRange::one(page);
-    let _stays = guest.stays();
+    let stays = guest.stays();
     let entry = {
         let engine = shared.books.engine();
         engine.books().entry(process.space, page)
@@ -83,7 +83,10 @@ pub(super) fn stays(shared: &Shared, process: &Process, guest: &Guest, page: Vir
     }
     match process.memory.zero(one, Wake::Later) {
         Ok(()) => guest.note_given_back(1),
-        Err(UffdError::NoMemory { .. }) => pool_is_empty(shared, process),
+        Err(UffdError::NoMemory { .. }) => {
+            drop(stays); // another page has to leave
+            pool_is_empty(shared, process);
+        }
         Err(_) => _ = process.memory.protect(one, false),
     }
 }

@@ -19,7 +19,7 @@ use std::sync::atomic::Ordering;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-use undercroft_base::{Nanos, PageCount, PageNo, Store, StoreError, TierId};
+use undercroft_base::{Bytes, Nanos, PageCount, PageNo, Store, StoreError, TierId};
 use undercroft_engine::limits::DEMOTE_PAGES_MAX;
 use undercroft_engine::reclaim::{DRAINS_A_SECOND, GROUPS_ASKED, MOVES_NAP, Pace};
 use undercroft_engine::{DemoteItem, Mover};
@@ -136,7 +136,7 @@ impl Migrator {
                 self.items.clear();
                 moved = self.gather_some();
             }
-            let bytes = PageCount(self.items.len() as u64).bytes();
+            let bytes = self.bytes();
             match moved {
                 0 if drain.is_none() && !Migrator::is_needed(&self.shared) => {
                     self.pace.rests(begun, SELDOM);
@@ -147,6 +147,15 @@ impl Migrator {
             let rest = self.pace.next().since(self.shared.now());
             std::thread::sleep(Duration::from_nanos(rest.0));
         }
+    }
+
+    /// Bytes of the copies that were moved last: all are of one tier.
+    fn bytes(&self) -> Bytes {
+        let tiers = &self.shared.books.tiers;
+        let from = self.items.first();
+        let from = from.and_then(|item| tiers.get(usize::from(item.tier.0)));
+        let each = from.map_or(0, |from| from.tier.info().page.bytes());
+        Bytes((self.items.len() * each) as u64)
     }
 
     /// Moves the next pages of a closed tier away. Returns how many. 0 at the end of the ledger:

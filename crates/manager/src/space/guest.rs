@@ -453,6 +453,13 @@ impl WayOut for Guest {
             Answered::Done(asked) => asked.kept,
             Answered::Late(_) => 0,
         };
+        // What the monitor has given back since is read: as zeros.
+        let is_there = |at: &usize| {
+            let page = VirtRange::one(group[*at].page);
+            matches!(self.view.uffd.is_in_file(self.at(page)), Ok(true))
+        };
+        let all = (0..group.len()).filter(|at| kept >> at & 1 == 1);
+        let kept: u64 = all.filter(is_there).map(|at| 1 << at).sum();
         let (mut moved, each) = (kept, self.page_size().bytes());
         for (from, run) in Guest::runs(group, !kept) {
             let count = run.count().0 as usize;

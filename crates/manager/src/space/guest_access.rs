@@ -204,6 +204,9 @@ impl GuestScans {
         let mut data = object.data(whole.start)?;
         let mut zapped = Zapped::default();
         while let Some(run) = data {
+            if self.swaps.is_any() {
+                return Err(io::ErrorKind::Interrupted.into());
+            }
             let began = process::own_run_time();
             let start = VirtPage(run.start.0 / BLOCK_PAGES * BLOCK_PAGES);
             let block = VirtRange::new(start, start.plus(BLOCK_PAGES)).intersect(whole);

@@ -150,6 +150,11 @@ fn a_large_page_is_as_its_copy_until_it_is_written() {
         writer.join().expect("it goes on");
     });
     assert_eq!(large.take(item), (false, 7), "another word of it is 9");
+    // It is given back by a raw system call, and is not missed yet.
+    large.install(7);
+    let one = VirtRange::one(item.page);
+    guest.object().punch(one).expect("a hole");
+    assert_eq!(large.take(item), (false, 0), "its copy is of before");
     // What comes for a write, or is zeros, is as no copy.
     large.install(7);
     guest

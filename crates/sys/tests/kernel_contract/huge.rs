@@ -1,7 +1,9 @@
 //! Memory objects of huge pages, as the memory of a virtual machine.
 
+use std::ffi::CStr;
 use std::fs;
 use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 
 use undercroft_base::{Bytes, PageSize, VirtPage, VirtRange};
 use undercroft_sys::huge_pages::HugePages;
@@ -16,6 +18,7 @@ crate::facts! {
     a_huge_page_is_told_by_continue_alone,
     a_huge_page_is_punched_whole_and_a_part_of_it_is_zeroed_in_place,
     where_the_pool_is_empty_a_copy_is_refused_and_no_thread_dies,
+    memory_that_may_be_transparent_huge_pages_says_large_blocks_and_has_base_pages,
 }
 
 const HUGE: usize = PageSize::Large.bytes();
@@ -151,4 +154,33 @@ fn where_the_pool_is_empty_a_copy_is_refused_and_no_thread_dies() {
     ear.copy(other.at(0), &filled(5), false).unwrap();
     assert_eq!(reader.done(), 5);
     let _ = area;
+}
+
+fn mount(at: &CStr, kind: &CStr, flags: libc::c_ulong, data: &CStr) -> bool {
+    let (what, kind, data) = (c"none".as_ptr(), kind.as_ptr(), data.as_ptr().cast());
+    // SAFETY: strings that end with zero and live through the call.
+    unsafe { libc::mount(what, at.as_ptr(), kind, flags, data) == 0 }
+}
+
+/// A file system whose memory may be transparent huge pages, mounted over `/tmp` for this process.
+/// False: not permitted.
+fn mount_transparent() -> bool {
+    // SAFETY: takes a number, and this process has one thread.
+    let alone = unsafe { libc::unshare(libc::CLONE_NEWNS) == 0 };
+    alone
+        && mount(c"/", c"", libc::MS_REC | libc::MS_PRIVATE, c"")
+        && mount(c"/tmp", c"tmpfs", 0, c"huge=always")
+}
+
+/// As a memfd is while `shmem_enabled` is `always`: an administrator may change that at any time.
+fn memory_that_may_be_transparent_huge_pages_says_large_blocks_and_has_base_pages() {
+    if !mount_transparent() {
+        crate::skip("no file system can be mounted here");
+    }
+    let file = fs::File::create_new("/tmp/uc-contract").unwrap();
+    file.set_len(2 * HUGE as u64).unwrap();
+    assert_eq!(file.metadata().unwrap().blksize(), HUGE as u64);
+    let object = MemoryObject::of(file.as_fd()).unwrap();
+    assert_eq!(object.page_size(), PageSize::Base);
+    assert_eq!(object.whole().count().0, 2 * EACH as u64);
 }
