@@ -377,6 +377,7 @@ impl FaultThread {
             loads.kept = books.keeps_copies(&loads.plan);
             loads.frames = loads.has_company(part.clone())
                 && process.is_vacant(loads.pages(part.clone()), fault.thread.0);
+            loads.spare(part.clone(), |range| process.may_have_guards(range));
             loads.install(
                 part.clone(),
                 &*process.memory,

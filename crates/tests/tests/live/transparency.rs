@@ -112,6 +112,23 @@ fn guard_pages_are_kept() {
     }
 }
 
+/// Nothing tells of a guard that is put by a system call where a page has left. The page does not
+/// come along with its neighbours.
+#[test]
+fn guards_in_the_place_of_pages_that_have_left_are_kept() {
+    let _turn = beside_others();
+    for prefetch in ["window:8", "majority"] {
+        let job = Job::new(build("guarded")).limit(24 * MIB);
+        let outcome = job.options(["--prefetch", prefetch]).run();
+        if outcome.code() == Some(77) {
+            return skip("this kernel has no guard pages");
+        }
+        let outcome = outcome.expect(0).expect_swapped(2000.0);
+        let [kept, lost, wrong] = outcome.numbers();
+        assert!(kept > 1300.0 && lost + wrong == 0.0, "{outcome}");
+    }
+}
+
 /// Another process that shares the memory is no thread of the process, and may be no child.
 #[test]
 fn guard_pages_of_a_process_that_shares_the_memory_are_kept() {
