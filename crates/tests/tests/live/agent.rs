@@ -273,11 +273,12 @@ fn a_program_goes_on_when_its_agent_is_killed() {
     for after in [3u64, 40, 90, 150, 200] {
         let job = Job::new(build("touch")).args(["48", "--rounds", rounds("40", "60")]);
         let mut run = job.limit(LIMIT).start();
-        let agent = run.until("agent", 20, |run| agents(run).first().copied());
         run.until("eviction", 20, |run| {
             let status = run.status()?;
             (status["pages"]["swapped_out"].as_f64()? > 0.0).then_some(())
         });
+        // Only now: what makes the agent has its name, and ends.
+        let agent = run.until("agent", 20, |run| agents(run).first().copied());
         std::thread::sleep(Duration::from_millis(after));
         let began = Instant::now();
         kill_process(Pid::from_raw(agent).expect("a number"), Signal::KILL).expect("it lives");
