@@ -56,7 +56,11 @@ impl Source {
 
     /// The space has ended.
     pub(crate) fn forget(&mut self, space: SpaceId) {
-        self.looked_at.retain(|(of, _), _| *of != space);
+        let (first, last) = ((space, VirtPage(0)), (space, VirtPage(u64::MAX)));
+        while let Some((place, _)) = self.looked_at.range(first..=last).next() {
+            let place = *place;
+            self.looked_at.remove(&place);
+        }
     }
 }
 

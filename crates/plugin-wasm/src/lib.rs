@@ -130,6 +130,16 @@ fn name(caller: &Caller<'_, State>, at: i32, bytes: i32) -> Option<String> {
     (fits && name.chars().all(plain)).then(|| name.to_owned())
 }
 
+/// A wish of the policy's. 1: it is heard, 0: it is not.
+fn asks(caller: &mut Caller<'_, State>, what: What, space: i32, page: i64) -> i32 {
+    let wish = Wish {
+        what,
+        space: SpaceId(space as u32),
+        page: VirtPage(page as u64),
+    };
+    i32::from(caller.data_mut().host.wish(wish))
+}
+
 /// Our functions. None can fail: a wrong argument has an answer, too.
 fn linker(engine: &Engine) -> Result<Linker<State>, Error> {
     let mut linker = Linker::<State>::new(engine);
@@ -143,12 +153,7 @@ fn linker(engine: &Engine) -> Result<Linker<State>, Error> {
             OURS,
             name,
             move |mut caller: Caller<'_, State>, space: i32, page: i64| -> i32 {
-                let wish = Wish {
-                    what,
-                    space: SpaceId(space as u32),
-                    page: VirtPage(page as u64),
-                };
-                i32::from(caller.data_mut().host.wish(wish))
+                asks(&mut caller, what, space, page)
             },
         )?;
     }
@@ -238,12 +243,7 @@ fn link_tiers(linker: &mut Linker<State>) -> Result<(), Error> {
         OURS,
         "place",
         |mut caller: Caller<'_, State>, space: i32, page: i64, to: i32| -> i32 {
-            let wish = Wish {
-                what: What::Place(tier(to)),
-                space: SpaceId(space as u32),
-                page: VirtPage(page as u64),
-            };
-            i32::from(caller.data_mut().host.wish(wish))
+            asks(&mut caller, What::Place(tier(to)), space, page)
         },
     )?;
     linker.func_wrap(
@@ -256,16 +256,12 @@ fn link_tiers(linker: &mut Linker<State>) -> Result<(), Error> {
          from: i32,
          to: i32|
          -> i32 {
-            let wish = Wish {
-                what: What::Move {
-                    pages: u64::from(pages as u32),
-                    from: tier(from),
-                    to: tier(to),
-                },
-                space: SpaceId(space as u32),
-                page: VirtPage(page as u64),
+            let what = What::Move {
+                pages: u64::from(pages as u32),
+                from: tier(from),
+                to: tier(to),
             };
-            i32::from(caller.data_mut().host.wish(wish))
+            asks(&mut caller, what, space, page)
         },
     )?;
     linker.func_wrap(OURS, "get_tier_count", |caller: Caller<'_, State>| -> i32 {

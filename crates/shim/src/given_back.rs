@@ -97,12 +97,12 @@ pub(crate) fn at(address: usize, bytes: usize) {
 fn given(page: &Page, start: u64, end: u64) {
     tell(page, start, end);
     let size = u64::from(page.listens.load(Relaxed)) * PAGE as u64;
-    let [base, whole] = [2, 3].map(|at: usize| page.guest[at].load(Relaxed));
-    let (start, end) = (start.min(whole), end.min(whole));
-    let (first, last) = (start.next_multiple_of(size), end - end % size);
     if size <= PAGE as u64 {
         return; // no monitor is known to make a hole in a part of a base page
     }
+    let [base, whole] = [2, 3].map(|at: usize| page.guest[at].load(Relaxed));
+    let (start, end) = (start.min(whole), end.min(whole));
+    let (first, last) = (start.next_multiple_of(size), end - end % size);
     if last < first {
         return clear(base + start, base + end);
     }

@@ -2,8 +2,6 @@
 // guard pages (MADV_GUARD_INSTALL) ahead of it, also while the thread waits for a fault. Status 1: a
 // guard was lost. Status 77: the kernel has no guard pages.
 #define _GNU_SOURCE
-#include <setjmp.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,8 +10,9 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { PAGE = 4096, PAGES = 512, AHEAD = 40, GUARD_INSTALL = 102, GUARD_REMOVE = 103 };
-static sigjmp_buf jump;
+#include "guards.h"
+
+enum { PAGE = 4096, PAGES = 512, AHEAD = 40 };
 static char *area;
 static volatile sig_atomic_t open_for_guards, at;
 static volatile unsigned char guarded[PAGES];
@@ -27,24 +26,9 @@ static void on_alarm(int number)
 		guarded[page] = 1;
 }
 
-static void on_fault(int number)
-{
-	(void)number;
-	siglongjmp(jump, 1);
-}
-
-// True if a write to the page fails.
-static int is_guarded(volatile char *page)
-{
-	if (sigsetjmp(jump, 1))
-		return 1;
-	*page = 1;
-	return 0;
-}
-
 int main(int count, char **arguments)
 {
-	sigaction(SIGSEGV, &(struct sigaction){ .sa_handler = on_fault, .sa_flags = SA_NODEFER }, NULL);
+	watch_guards();
 	sigaction(SIGALRM, &(struct sigaction){ .sa_handler = on_alarm }, NULL);
 	area = mmap(NULL, PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (madvise(area, PAGE, GUARD_INSTALL) != 0)

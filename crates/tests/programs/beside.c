@@ -4,8 +4,6 @@
 // has no guard pages.
 #define _GNU_SOURCE
 #include <sched.h>
-#include <setjmp.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,31 +13,17 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { PAGE = 4096, PAGES = 512, AHEAD = 40, GUARD_INSTALL = 102, STACK = 256 << 10 };
-static sigjmp_buf jump;
+#include "guards.h"
+
+enum { PAGE = 4096, PAGES = 512, AHEAD = 40, STACK = 256 << 10 };
 static char *area;
 static int round_now, done, at, aim;
 static volatile unsigned char guarded[PAGES];
 static char *held;
 static const long bytes = 60 << 20;
 
-static void on_fault(int number)
-{
-	(void)number;
-	siglongjmp(jump, 1);
-}
-
 static int get(int *word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
 static void set(int *word, int value) { __atomic_store_n(word, value, __ATOMIC_RELEASE); }
-
-// True if a write to the page fails.
-static int is_guarded(volatile char *page)
-{
-	if (sigsetjmp(jump, 1))
-		return 1;
-	*page = 1;
-	return 0;
-}
 
 // The partner: a few guards a round, a little ahead of the writer.
 static int put_guards(void *argument)
@@ -112,7 +96,7 @@ static int writes(int seconds, int flags)
 
 int main(int count, char **arguments)
 {
-	sigaction(SIGSEGV, &(struct sigaction){ .sa_handler = on_fault, .sa_flags = SA_NODEFER }, NULL);
+	watch_guards();
 	int seconds = count > 1 ? atoi(arguments[1]) : 3, status;
 	if (count < 3) {
 		int code = writes(seconds, 0);

@@ -1,36 +1,22 @@
-// guarded: fills memory, puts a guard page (MADV_GUARD_INSTALL, by system call) in the place of every
-// third of the first pages, which have left memory by then, and reads the others in order. Prints
-// guards that are there, guards that are lost, and pages that are wrong. Status 1: any is lost or
-// wrong. Status 77: the kernel has no guard pages.
+// guarded [FILE]: fills memory, puts a guard page (MADV_GUARD_INSTALL, by system call) in the place of
+// every third of the first pages, which have left memory by then, and reads the others in order. With a
+// FILE it first says `ready`, and waits until the file is there. Prints guards that are there, guards
+// that are lost, and pages that are wrong. Status 1: any is lost or wrong. Status 77: the kernel has no
+// guard pages.
 #define _GNU_SOURCE
-#include <setjmp.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { PAGE = 4096, PAGES = 16384, SOME = 4096, GUARD_INSTALL = 102 };
-static sigjmp_buf jump;
+#include "guards.h"
 
-static void on_fault(int number)
-{
-	(void)number;
-	siglongjmp(jump, 1);
-}
+enum { PAGE = 4096, PAGES = 16384, SOME = 4096 };
 
-static int is_guarded(volatile char *page)
+int main(int count, char **arguments)
 {
-	if (sigsetjmp(jump, 1))
-		return 1;
-	(void)*page;
-	return 0;
-}
-
-int main(void)
-{
-	sigaction(SIGSEGV, &(struct sigaction){ .sa_handler = on_fault, .sa_flags = SA_NODEFER }, NULL);
+	watch_guards();
 	char *area = mmap(NULL, (long)PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	for (long page = 0; page < PAGES; page++)
 		for (long byte = 0; byte < PAGE; byte++)
@@ -38,6 +24,12 @@ int main(void)
 	for (long page = 0; page < SOME; page += 3)
 		if (syscall(SYS_madvise, area + page * PAGE, PAGE, GUARD_INSTALL))
 			return 77;
+	if (count > 1) {
+		puts("ready");
+		fflush(stdout);
+		while (access(arguments[1], F_OK))
+			usleep(1000);
+	}
 	long kept = 0, lost = 0, wrong = 0;
 	for (long page = 0; page < SOME; page++)
 		for (long byte = 0; page % 3 && byte < PAGE; byte += 512)

@@ -4,15 +4,15 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use undercroft_base::{
-    BASE_PAGE_BYTES, Bytes, Slot, SpaceId, ThreadId, TierId, VirtPage, VirtRange,
-};
+use undercroft_base::{BASE_PAGE_BYTES, Bytes, Slot, SpaceId, TierId, VirtPage, VirtRange};
 use undercroft_engine::{
-    Config, Engine, Fault, FaultAnswer, Install, LoadPlan, Outcome, Room, Taken, VecLedger,
+    Config, Engine, FaultAnswer, Install, LoadPlan, Outcome, Room, Taken, VecLedger,
 };
 use undercroft_policy::prefetch::neighbours::{Along, Around, Now};
 use undercroft_policy::prefetch::{FaultSeen, Prefetch, Window};
 use undercroft_policy::reclaim::lru::Lru;
+
+use crate::common;
 
 /// Asks for every neighbour, stored or not, and counts how often it is asked.
 struct All(Arc<AtomicU32>);
@@ -93,13 +93,7 @@ impl Half {
 
     /// Serves a fault. Returns the pages that came.
     fn fault(&mut self, page: u64) -> Vec<u64> {
-        let fault = Fault {
-            space: self.space,
-            page: VirtPage(page),
-            write: false,
-            thread: ThreadId(1),
-            urgent: false,
-        };
+        let fault = common::fault(self.space, VirtPage(page), false);
         let mut plan = LoadPlan::default();
         let answer = self.engine.faults().answer(fault, &mut plan);
         assert_eq!(answer, FaultAnswer::Load);

@@ -4,9 +4,9 @@
 
 use std::collections::HashMap;
 
-use undercroft_base::{Slot, SpaceId, ThreadId, TierId, VirtPage, VirtRange};
+use undercroft_base::{Slot, SpaceId, TierId, VirtPage, VirtRange};
 use undercroft_engine::{
-    EVERYTHING, Engine, EvictItem, Fault, FaultAnswer, Install, LoadPlan, Outcome, Taken, VecLedger,
+    EVERYTHING, Engine, EvictItem, FaultAnswer, Install, LoadPlan, Outcome, Taken, VecLedger,
 };
 use undercroft_seeded::Random;
 
@@ -81,13 +81,7 @@ impl World {
             self.written.insert(page, value);
             return;
         }
-        let fault = Fault {
-            space: self.space,
-            page,
-            write: true,
-            thread: ThreadId(1),
-            urgent: false,
-        };
+        let fault = common::fault(self.space, page, true);
         let mut plan = LoadPlan::default();
         match self.engine.faults().answer(fault, &mut plan) {
             FaultAnswer::Load => self.plans.push(plan),

@@ -3,12 +3,14 @@
 use std::collections::HashSet;
 
 use undercroft_base::{
-    Bytes, Flags, PageCount, PageNo, PageState, Slot, ThreadId, TierId, VirtPage, VirtRange,
+    Bytes, Flags, PageCount, PageNo, PageState, Slot, TierId, VirtPage, VirtRange,
 };
 use undercroft_engine::{
-    Config, Engine, Fault, FaultAnswer, Install, LoadPlan, Outcome, Room, Taken, VecLedger,
+    Config, Engine, FaultAnswer, Install, LoadPlan, Outcome, Room, Taken, VecLedger,
 };
 use undercroft_policy::reclaim::{Arrival, Reclaim, Shown, Verdict, by_name};
+
+use crate::common;
 
 /// Knows what was inserted, and panics when any other page is touched.
 #[derive(Default)]
@@ -66,13 +68,7 @@ fn touch_of_an_inherited_page_leaves_the_policy_alone() {
         .layout()
         .attached(parent, VirtRange::new(VirtPage(0), VirtPage(512)));
     let mut plan = LoadPlan::default();
-    let fault = Fault {
-        space: parent,
-        page: VirtPage(3),
-        write: true,
-        thread: ThreadId(1),
-        urgent: false,
-    };
+    let fault = common::fault(parent, VirtPage(3), true);
     assert_eq!(engine.faults().answer(fault, &mut plan), FaultAnswer::Load);
     plan.items[0].install = Install::Done;
     engine.faults().finish(plan.fault, &mut plan.items);

@@ -1,11 +1,10 @@
 //! A space of 2 MiB pages beside one of 4 KiB pages: the limit, batches, plans, tiers, recovery.
 
 use undercroft_base::{
-    Bytes, LatencyClass, PageCount, PageSize, PageState, Slot, SpaceId, ThreadId, TierId, VirtPage,
-    VirtRange,
+    Bytes, LatencyClass, PageCount, PageSize, PageState, Slot, SpaceId, TierId, VirtPage, VirtRange,
 };
 use undercroft_engine::{
-    BatchIndex, Engine, Fault, FaultAnswer, FlatLedger, Install, LoadPlan, Mover, Outcome, Taken,
+    BatchIndex, Engine, FaultAnswer, FlatLedger, Install, LoadPlan, Mover, Outcome, Taken,
     VecLedger, bytes_for,
 };
 use undercroft_policy::place::TierState;
@@ -35,13 +34,7 @@ fn touch(engine: &mut Engine<VecLedger>, space: SpaceId, pages: std::ops::Range<
 }
 
 fn answer(engine: &mut Engine<VecLedger>, space: SpaceId, page: u64) -> FaultAnswer {
-    let fault = Fault {
-        space,
-        page: VirtPage(page),
-        write: false,
-        thread: ThreadId(1),
-        urgent: false,
-    };
+    let fault = common::fault(space, VirtPage(page), false);
     engine.faults().answer(fault, &mut LoadPlan::default())
 }
 
@@ -222,13 +215,7 @@ fn a_fork_child_and_a_successor_have_the_sizes_that_were() {
             .attached(space, VirtRange::new(VirtPage(0), VirtPage(9)));
         for page in 0..3 {
             let mut plan = LoadPlan::default();
-            let fault = Fault {
-                space,
-                page: VirtPage(page),
-                write: true,
-                thread: ThreadId(1),
-                urgent: false,
-            };
+            let fault = common::fault(space, VirtPage(page), true);
             engine.faults().answer(fault, &mut plan);
             plan.items[0].install = Install::Done;
             engine.faults().finish(fault, &mut plan.items);

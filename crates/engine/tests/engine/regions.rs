@@ -92,13 +92,7 @@ fn pages_that_will_be_found_take_room() {
         .layout()
         .attached(space, VirtRange::new(VirtPage(0), VirtPage(1000)));
     let mut plan = LoadPlan::default();
-    let fault = |page| Fault {
-        space,
-        page: VirtPage(page),
-        write: true,
-        thread: ThreadId(1),
-        urgent: false,
-    };
+    let fault = |page| common::fault(space, VirtPage(page), true);
     engine.discovery().expect_found(PageCount(100));
     assert_eq!(
         engine.faults().answer(fault(500), &mut plan),

@@ -2,9 +2,9 @@
 //! meanwhile.
 
 use crate::common;
-use undercroft_base::{PageState, Slot, SpaceId, ThreadId, TierId, VirtPage, VirtRange};
+use undercroft_base::{PageState, Slot, SpaceId, TierId, VirtPage, VirtRange};
 use undercroft_engine::{
-    Engine, EvictItem, Fault, FaultAnswer, HALF_PAGES, LoadPlan, Outcome, Taken, VecLedger,
+    Engine, EvictItem, FaultAnswer, HALF_PAGES, LoadPlan, Outcome, Taken, VecLedger,
 };
 
 fn range(start: u64, end: u64) -> VirtRange {
@@ -51,13 +51,7 @@ fn leave(engine: &mut Engine<VecLedger>) -> Vec<(SpaceId, VirtPage)> {
 }
 
 fn read(engine: &mut Engine<VecLedger>, space: SpaceId, page: u64) -> FaultAnswer {
-    let fault = Fault {
-        space,
-        page: VirtPage(page),
-        write: false,
-        thread: ThreadId(1),
-        urgent: false,
-    };
+    let fault = common::fault(space, VirtPage(page), false);
     engine.faults().answer(fault, &mut LoadPlan::default())
 }
 

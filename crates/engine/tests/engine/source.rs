@@ -1,7 +1,7 @@
 //! Spaces whose memory begins as one file: what one has needed comes to the others in few faults.
 
-use undercroft_base::{PageCount, PageState, Slot, SpaceId, ThreadId, TierId, VirtPage, VirtRange};
-use undercroft_engine::{Engine, Fault, FaultAnswer, Install, LoadPlan, VecLedger};
+use undercroft_base::{PageCount, PageState, Slot, SpaceId, TierId, VirtPage, VirtRange};
+use undercroft_engine::{Engine, FaultAnswer, Install, LoadPlan, VecLedger};
 
 use crate::common;
 
@@ -36,13 +36,7 @@ fn machine(engine: &mut Engine<VecLedger>, nth: u64) -> SpaceId {
 /// A fault that is served. Returns the pages that came along.
 fn needs(engine: &mut Engine<VecLedger>, space: SpaceId, page: u64) -> Vec<u64> {
     let mut plan = LoadPlan::default();
-    let fault = Fault {
-        space,
-        page: VirtPage(page),
-        write: false,
-        thread: ThreadId(1),
-        urgent: false,
-    };
+    let fault = common::fault(space, VirtPage(page), false);
     assert_eq!(engine.faults().answer(fault, &mut plan), FaultAnswer::Load);
     let first = plan.items.iter().find(|item| item.demanded);
     assert_eq!(first.map(|item| item.page), Some(VirtPage(page)));

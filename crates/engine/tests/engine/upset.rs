@@ -1,10 +1,10 @@
 //! Loads that are upset, while another plan loads the same page by then.
 
-use undercroft_base::{PageState, Slot, SpaceId, ThreadId, TierId, VirtPage, VirtRange};
-use undercroft_engine::{Engine, Fault, FaultAnswer, Install, LoadPlan, Outcome, VecLedger};
+use undercroft_base::{PageState, Slot, SpaceId, TierId, VirtPage, VirtRange};
+use undercroft_engine::{Engine, FaultAnswer, Install, LoadPlan, Outcome, VecLedger};
 use undercroft_policy::reclaim::lru::Lru;
 
-use crate::common::{engine, touch};
+use crate::common::{engine, fault, touch};
 
 const PAGE: VirtPage = VirtPage(7);
 
@@ -18,13 +18,7 @@ fn made() -> (Engine<VecLedger>, SpaceId) {
 
 /// A plan for a write to [`PAGE`].
 fn plan(engine: &mut Engine<VecLedger>, space: SpaceId) -> LoadPlan {
-    let fault = Fault {
-        space,
-        page: PAGE,
-        write: true,
-        thread: ThreadId(1),
-        urgent: false,
-    };
+    let fault = fault(space, PAGE, true);
     let mut plan = LoadPlan::default();
     assert_eq!(engine.faults().answer(fault, &mut plan), FaultAnswer::Load);
     assert!(engine.upsets().spare(&plan));

@@ -83,26 +83,6 @@ impl Loads {
         self.plan.fault.write && self.plan.items[part].iter().any(comes_along)
     }
 
-    /// Leaves out the copies that come along where something is in their place: a COPY would
-    /// replace it.
-    ///
-    /// * `part`: items.   * `is_taken`: whether anything is in a range of pages. Called for each
-    ///   run of pages that has such copies.
-    pub(super) fn spare(&mut self, part: Range<usize>, is_taken: impl Fn(VirtRange) -> bool) {
-        let mut from = part.start;
-        while let Some(run) = self.next_run(from..part.end, LOAD_PAGES_MAX) {
-            from = run.end;
-            let items = &self.plan.items[run.clone()];
-            let along = |item: &LoadItem| !item.fresh && !item.demanded;
-            if !items.iter().any(along) || !is_taken(self.pages(run.clone())) {
-                continue;
-            }
-            for at in run.filter(|at| along(&self.plan.items[*at])) {
-                self.states[at] = Load::Skipped;
-            }
-        }
-    }
-
     /// The next range of items from `from` on that are neither in flight nor finished.
     pub(super) fn next_part(&self, from: usize) -> Option<Range<usize>> {
         let states = &self.states[..self.plan.items.len()];
@@ -181,7 +161,7 @@ impl Loads {
 
     /// The next items within `part` that follow each other in memory and have the same source, at
     /// most `most` of them.
-    fn next_run(&self, part: Range<usize>, most: usize) -> Option<Range<usize>> {
+    pub(super) fn next_run(&self, part: Range<usize>, most: usize) -> Option<Range<usize>> {
         let may = |at: &usize| self.plan.items[*at].valid && self.states[*at] == Load::Ready;
         let mut rest = part.clone();
         let start = rest.find(may)?;

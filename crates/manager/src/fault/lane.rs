@@ -18,6 +18,7 @@ use undercroft_sys::ring::PageRing;
 use undercroft_tier::read_run::ReadRun;
 
 use super::FaultThread;
+use super::guards;
 use super::install::{Load, Loads};
 use crate::books::metered::MeteredTier;
 use crate::books::table::Tiers;
@@ -374,10 +375,10 @@ impl FaultThread {
                 books.engine().faults().validate(items);
             }
             let (fault, arena) = (loads.plan.fault, self.ring.arena());
-            loads.kept = books.keeps_copies(&loads.plan);
+            loads.kept = loads.size == PageSize::Large && books.keeps_copies(&loads.plan);
             loads.frames = loads.has_company(part.clone())
                 && process.is_vacant(loads.pages(part.clone()), fault.thread.0);
-            loads.spare(part.clone(), |range| process.may_have_guards(range));
+            guards::spare(books, &process, loads, part.clone());
             loads.install(
                 part.clone(),
                 &*process.memory,

@@ -15,12 +15,14 @@
 //! - A page that is resident by the books may be missing, because the kernel dropped it.
 //!   `fill_missing` (`relief.rs`) poisons it if it was, or may have been, out of memory. Otherwise
 //!   it is zeros. A page of a virtual machine is always zeros then (`stays`).
+//! - A page that no thread waits for is not copied over a guard page (`guards.rs`).
 //! - Pages that the user's policy wants in memory are loaded between faults (`ahead.rs`).
 //! - A copy on another machine that is later than 80 ms is asked for again when its thread faults
 //!   again: no lane waits long.
 
 mod ahead;
 mod awake;
+mod guards;
 mod inbox;
 mod install;
 #[cfg(test)]

@@ -232,10 +232,14 @@ impl Guest {
     /// Pages that are about to be installed. Said before, so that no scan takes a page that is just
     /// there for one that was used.
     fn come(&self, range: VirtRange) {
-        for page in range.start.0..range.end.0 {
-            if let Some(word) = self.arrivals.get(page as usize / 64) {
-                word.fetch_or(1 << (page % 64), Ordering::Relaxed);
+        let mut next = range.start.0;
+        while next < range.end.0 {
+            let end = range.end.0.min((next / 64 + 1) * 64);
+            let bits = u64::MAX >> (64 - (end - next)) << (next % 64);
+            if let Some(word) = self.arrivals.get(next as usize / 64) {
+                word.fetch_or(bits, Ordering::Relaxed);
             }
+            next = end;
         }
     }
 

@@ -276,14 +276,6 @@ impl Process {
         matches!(identity.pagemap.first(range, any), Ok(None))
     }
 
-    /// True if a guard page may be in `range`, where the books know of none: the program has put it
-    /// there by a raw system call, for which there is no event. Cost: one system call.
-    pub(crate) fn may_have_guards(&self, range: VirtRange) -> bool {
-        let identity = self.identity.get();
-        identity
-            .is_some_and(|known| !matches!(known.pagemap.first(range, Category::SWAPPED), Ok(None)))
-    }
-
     pub(crate) fn kill(&self) {
         if let Some(hosted) = &self.hosted {
             return hosted.host.kill();

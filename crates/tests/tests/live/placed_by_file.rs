@@ -151,3 +151,36 @@ fn pages_leave_for_the_tier_that_a_policy_file_names() {
     assert!(placed > 6000, "{status}");
     end(run);
 }
+
+/// A page shall leave when the walk is 128 pages behind it, to the second file.
+const SECOND: &str = r#"(module
+    (import "undercroft" "place" (func $place (param i32 i64 i32) (result i32)))
+    (import "undercroft" "reclaim_now" (func $leave (param i32 i64) (result i32)))
+    (memory (export "memory") 1)
+    (func (export "abi_version") (result i32) (i32.const 1))
+    (func (export "on_event") (param $kind i32) (param $space i32) (param $page i64) (param i64 i64)
+        (local.set $page (i64.sub (local.get $page) (i64.const 128)))
+        (if (i32.le_u (local.get $kind) (i32.const 2)) (then
+            (drop (call $place (local.get $space) (local.get $page) (i32.const 1)))
+            (drop (call $leave (local.get $space) (local.get $page)))))))"#;
+
+#[test]
+fn pages_that_leave_although_there_is_room_go_where_the_file_says() {
+    turn!(one_at_a_time, "a plain run has no policy");
+    let folder = tempfile::tempdir_in("/var/tmp").expect("a scratch folder");
+    let file = folder.path().join("second.wasm");
+    std::fs::write(&file, wat::parse_str(SECOND).expect("right text")).expect("a scratch file");
+    let mut run = walk(folder.path(), &file);
+    let written = |run: &Running, tier: usize| run.status()?["tiers"][tier]["writes"].as_u64();
+    let heard = |run: &Running| written(run, 1).filter(|pages| *pages > 1000);
+    run.until("pages in the second file", 60, heard);
+    set(&run, "memory-max=256M");
+    let begun = [0, 1].map(|tier| written(&run, tier).expect("it runs"));
+    let later = run.until("pages that leave although there is room", 60, |run| {
+        let now = [written(run, 0)?, written(run, 1)?];
+        (now[0] + now[1] > begun[0] + begun[1] + 20_000).then_some(now)
+    });
+    let [first, second] = [0, 1].map(|tier| later[tier] - begun[tier]);
+    assert!(first < second / 10, "{first} {second}");
+    end(run);
+}

@@ -2,6 +2,7 @@
 
 use undercroft_tests::{
     HugePages, Job, MIB, beside_others, build, find, is_full_size, plain_only, rounds, say, skip,
+    undercroft,
 };
 
 /// A slot that one mmap made is one mapping, and mremap moves it: registration never splits it.
@@ -127,6 +128,37 @@ fn guards_in_the_place_of_pages_that_have_left_are_kept() {
         let [kept, lost, wrong] = outcome.numbers();
         assert!(kept > 1300.0 && lost + wrong == 0.0, "{outcome}");
     }
+}
+
+/// Nor does it come when a user wants all pages in memory. It counts as dropped.
+#[test]
+fn guards_are_kept_where_all_pages_are_brought_back() {
+    let _turn = beside_others();
+    if plain_only() {
+        return skip("a plain run brings no pages back");
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let go = folder.path().join("go");
+    let mut run = Job::new(build("guarded")).arg(&go).limit(24 * MIB).start();
+    run.until("its guards", 30, |run| {
+        let outcome = run.outcome();
+        (outcome.code() == Some(77) || outcome.text().contains("ready")).then_some(())
+    });
+    let pid = run.keeper().to_string();
+    let keep = ["set", &pid, "keep=yes"];
+    Job::new(undercroft()).args(keep).run().expect(0);
+    let all = 16384 - 4096 / 3; // pages without guards
+    run.until("all of its memory", 30, |run| {
+        let pages = run.status()?["resident_bytes"].as_u64()? / 4096;
+        (pages >= all).then_some(())
+    });
+    std::fs::write(&go, "").expect("a file");
+    let outcome = run.wait();
+    if outcome.code() == Some(77) {
+        return skip("this kernel has no guard pages");
+    }
+    let text = outcome.expect(0).text();
+    assert!(text.ends_with("1366 0 0\n"), "{text}");
 }
 
 /// Another process that shares the memory is no thread of the process, and may be no child.

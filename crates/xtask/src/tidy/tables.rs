@@ -286,7 +286,9 @@ pub(super) const MANAGER_ORDER: &[(&str, &[&str])] = &[
     ),
     (
         "fault",
-        &["inbox", "awake", "install", "lane", "ahead", "relief"],
+        &[
+            "inbox", "awake", "install", "guards", "lane", "ahead", "relief",
+        ],
     ),
     (
         "gauges",

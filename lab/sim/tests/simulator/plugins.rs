@@ -7,7 +7,7 @@ use undercroft_plugin_wasm::Plugin;
 use undercroft_sim::setup::{Memory, Setup, SimRoom};
 use undercroft_sim::storm::{StormSetup, run_with};
 use undercroft_sim::sweep::streams_of;
-use undercroft_sim::{MemoryTrace, simulate};
+use undercroft_sim::{MemoryTrace, SimReport, simulate};
 
 /// A module with what every policy must have.
 fn module(on_event: &str) -> Vec<u8> {
@@ -57,16 +57,24 @@ fn faults(policy: &str, room: SimRoom) -> u64 {
     misses(policy, room, (0..10 * pages).map(|at| at % pages))
 }
 
-/// Uses `pages` in turn, in memory for 500. Returns the faults under a policy, as a replay counts
-/// them.
-fn misses(policy: &str, room: SimRoom, pages: impl Iterator<Item = u64>) -> u64 {
-    let references: Vec<u64> = pages.map(|page| (page * 4096) << 1).collect();
+/// Replays one client.
+///
+/// * `references`: pages times 2, and 1 if it is a write.
+fn walk(references: impl Iterator<Item = u64>, setup: &Setup) -> SimReport {
+    let references = references.map(|at| (((at >> 1) * 4096) << 1) | (at & 1));
     let trace = MemoryTrace {
         name: "walk".to_owned(),
         granule_bytes: 1,
-        clients: vec![("c0".to_owned(), references)],
+        clients: vec![("c0".to_owned(), references.collect())],
         ..MemoryTrace::default()
     };
+    let streams = streams_of(&trace, setup.page_bytes).unwrap();
+    simulate(&streams, setup, &mut |_| ()).unwrap()
+}
+
+/// Uses `pages` in turn, in memory for 500. Returns the faults under a policy, as a replay counts
+/// them.
+fn misses(policy: &str, room: SimRoom, pages: impl Iterator<Item = u64>) -> u64 {
     let setup = Setup {
         reclaim: policy.to_owned(),
         prefetch: "none".to_owned(),
@@ -75,9 +83,7 @@ fn misses(policy: &str, room: SimRoom, pages: impl Iterator<Item = u64>) -> u64 
         reference_time: undercroft_base::Nanos(10_000),
         ..Setup::default()
     };
-    let streams = streams_of(&trace, setup.page_bytes).unwrap();
-    let report = simulate(&streams, &setup, &mut |_| ()).unwrap();
-    report.misses
+    walk(pages.map(|page| page << 1), &setup).misses
 }
 
 #[test]
@@ -179,13 +185,6 @@ fn a_policy_file_hears_in_a_replay_what_each_scan_found() {
 
 /// A walk round 1000 pages in memory for 500, over two tiers. Returns the pages that each got.
 fn written(policy: &str) -> [u64; 2] {
-    let references: Vec<u64> = (0..5000u64).map(|at| (at % 1000 * 4096) << 1 | 1).collect();
-    let trace = MemoryTrace {
-        name: "walk".to_owned(),
-        granule_bytes: 1,
-        clients: vec![("c0".to_owned(), references)],
-        ..MemoryTrace::default()
-    };
     let setup = Setup {
         reclaim: policy.to_owned(),
         prefetch: "none".to_owned(),
@@ -198,8 +197,7 @@ fn written(policy: &str) -> [u64; 2] {
         reference_time: undercroft_base::Nanos(100_000),
         ..Setup::default()
     };
-    let streams = streams_of(&trace, setup.page_bytes).unwrap();
-    let report = simulate(&streams, &setup, &mut |_| ()).unwrap();
+    let report = walk((0..5000).map(|at| ((at % 1000) << 1) | 1), &setup);
     [0, 1].map(|tier| report.tiers[tier].pages_written)
 }
 

@@ -37,19 +37,24 @@ pub(crate) fn config(limit: u64, retain: bool) -> Config {
     }
 }
 
+/// An access of the first thread.
+pub(crate) fn fault(space: SpaceId, page: VirtPage, write: bool) -> Fault {
+    Fault {
+        space,
+        page,
+        write,
+        thread: ThreadId(1),
+        urgent: false,
+    }
+}
+
 /// A read of a page, served if there is room.
 pub(crate) fn answer(
     engine: &mut Engine<VecLedger>,
     space: SpaceId,
     page: VirtPage,
 ) -> FaultAnswer {
-    let fault = Fault {
-        space,
-        page,
-        write: false,
-        thread: ThreadId(1),
-        urgent: false,
-    };
+    let fault = fault(space, page, false);
     let mut plan = LoadPlan::default();
     let answer = engine.faults().answer(fault, &mut plan);
     if answer == FaultAnswer::Load {
