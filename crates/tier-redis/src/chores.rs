@@ -46,7 +46,7 @@ const MENDS_MAX: usize = 1 << 20;
 pub(super) struct Chores {
     unlinks: Mutex<Vec<(u16, u64)>>,
     mends: Mutex<Mends>,
-    /// Some copies were forgotten: not all is deleted at the end.
+    /// Copies may be left that no row names: they are looked for at the end.
     pub forgot: AtomicBool,
 }
 
@@ -130,6 +130,8 @@ pub(super) fn run(shared: &Shared) {
             stale &= changed.is_none();
             if changed == Some(true) || have_restarted(shared, &mut lives) {
                 trouble = Some(Instant::now());
+                // A replica that became the master may not have heard of the last deletions.
+                shared.chores.forgot.store(true, Relaxed);
             }
         }
         if beat.elapsed() >= HEARTBEAT {
@@ -397,5 +399,6 @@ pub(super) fn delete_all(shared: &Shared, limit: Duration) -> bool {
         }
         unlink_some(shared);
     }
-    !shared.chores.forgot.load(Relaxed)
+    // A master that broke may be replaced by a replica, and that was not seen yet.
+    !shared.chores.forgot.load(Relaxed) && shared.net.breaks.load(Relaxed) == 0
 }

@@ -185,6 +185,7 @@ fn a_master_is_killed_under_load_and_no_page_is_lost(cluster: &mut Cluster) {
         std::thread::sleep(Duration::from_millis(400));
         cluster.kill(killed);
         std::thread::sleep(Duration::from_secs(3));
+        leave_a_key_that_no_row_names(&tier, cluster);
         done.store(1, Relaxed);
         let results = threads
             .into_iter()
@@ -207,7 +208,17 @@ fn a_master_is_killed_under_load_and_no_page_is_lost(cluster: &mut Cluster) {
         "a read took {slowest:?}; the machine stood still for {stalled:?}"
     );
     tier.close();
+    drop(tier);
     assert_eq!(cluster.keys(), 0, "keys were left behind");
+}
+
+/// As a replica does that becomes the master before it hears of a deletion.
+fn leave_a_key_that_no_row_names(tier: &RemoteTier, cluster: &Cluster) {
+    let map = tier.shared.net.map();
+    let key = tier.shared.keys.copy(0, (1 << 40) - 1);
+    let master = map.node_of_key(&key).expect("all slots are covered");
+    let set = cluster.call(master.port, &["SET", &key, "x"]);
+    assert!(matches!(set, Ok(Reply::Status(_))), "{set:?}");
 }
 
 /// Notes how late a thread was woken at most that only sleeps, in microseconds.
