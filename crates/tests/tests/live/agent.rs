@@ -271,7 +271,9 @@ fn a_program_goes_on_when_its_agent_is_killed() {
     }
     let _turn = beside_others();
     for after in [3u64, 40, 90, 150, 200] {
-        let job = Job::new(build("touch")).args(["48", "--rounds", rounds("40", "60")]);
+        let job = Job::new(build("touch")).args(["48", "--rounds", rounds("2", "4")]);
+        // A second a round: the agent is found and killed long before the end.
+        let job = job.args(["--pace", "20"]);
         let mut run = job.limit(LIMIT).start();
         run.until("eviction", 20, |run| {
             let status = run.status()?;
