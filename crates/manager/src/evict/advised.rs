@@ -5,8 +5,8 @@
 //! Copies that it wants in another tier are moved by `uc-migrate` (`migrate/`).
 //!
 //! The thread has the lowest scheduling class, takes no lock that a fault or an eviction takes, and
-//! is woken by none: it looks by itself, each millisecond while there are events. So a plugin that
-//! works without end slows neither. Events that it does not hear in time are dropped and counted.
+//! is woken by none: it looks by itself, each millisecond while there are events. It gets a part of
+//! one CPU (`allowance.rs`). Events that it does not hear in time are dropped and counted.
 
 use std::cell::Cell;
 use std::io;
@@ -24,6 +24,7 @@ use undercroft_proto::options::AccessScan;
 use undercroft_sys::process;
 
 use super::Evictor;
+use super::allowance::Allowance;
 use crate::advice::{Advice, PLUGIN_THREAD};
 use crate::space::shared::Shared;
 
@@ -136,7 +137,9 @@ fn run(
         }
         advice.wishes.add(wish);
     };
-    while !shared.signals.stopped() && !advice.is_over() {
+    let mut allowance = Allowance::new(shared.elapsed(), process::own_run_time());
+    let ends = || shared.signals.stopped() || advice.is_over();
+    while !ends() {
         advice.take_set(|name, value| _ = desk.set(name, value));
         let now = shared.elapsed().as_millis() as u64;
         if desk.asks_tiers() {
@@ -178,6 +181,12 @@ fn run(
                 NAP_MAX.min(2 * nap)
             };
             std::thread::sleep(nap);
+        }
+        let mut rest = allowance.rest(shared.elapsed(), process::own_run_time());
+        while !rest.is_zero() && !ends() {
+            let part = rest.min(NAP_MAX);
+            std::thread::sleep(part);
+            rest -= part;
         }
     }
     None

@@ -36,6 +36,7 @@
 
 mod adopt;
 pub(crate) mod advised;
+mod allowance;
 mod aside;
 mod choose;
 mod compressors;

@@ -3,11 +3,12 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use undercroft_tests::{
-    Job, MIB, Outcome, Running, build, find, policy_alone, rounds, skip, turn, undercroft,
+    Job, MIB, Outcome, Running, build, find, policy_alone, rounds, say, skip, turn, undercroft,
     undercroft_lab,
 };
 
@@ -357,6 +358,50 @@ fn a_hostile_policy_file_changes_no_byte_and_keeps_the_limit() {
         let most = 1.02 * (48 * MIB) as f64;
         assert!(dram <= most, "{name}: {dram} bytes: {outcome}");
     }
+}
+
+/// CPU time of the policy's thread, in seconds.
+fn policy_seconds(run: &Running) -> f64 {
+    let manager = run.status().expect("it runs")["manager_pid"].as_u64();
+    let tasks = format!("/proc/{}/task", manager.expect("a manager"));
+    let tasks = std::fs::read_dir(tasks).expect("its threads").flatten();
+    let stat = tasks.filter_map(|of| std::fs::read_to_string(of.path().join("stat")).ok());
+    let is_policy = |stat: &String| stat.contains("(uc-plugin)");
+    let stat = stat
+        .into_iter()
+        .find(is_policy)
+        .expect("the policy's thread");
+    let (_, rest) = stat.rsplit_once(')').expect("a name");
+    // User and system time, in hundredths.
+    let times = rest.split_whitespace().skip(11).take(2);
+    times
+        .map(|of| of.parse::<f64>().expect("ticks"))
+        .sum::<f64>()
+        / 100.0
+}
+
+#[test]
+fn a_policy_that_works_without_end_gets_a_quarter_of_a_cpu() {
+    turn!(beside_others, "a plain run has no policy");
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let (_, slow, counted) = HOSTILE[HOSTILE.len() - 1];
+    let file = policy(folder.path(), "slow.wasm", 1, slow, "");
+    let mut run = walk_over(folder.path(), text(&file), "1000000").start();
+    run.until(counted, 90, |run| {
+        let late = &run.status()?["policies"]["plugin"][counted];
+        (late.as_u64()? > 0).then_some(())
+    });
+    let (used, begun) = (policy_seconds(&run), Instant::now());
+    std::thread::sleep(Duration::from_secs(4));
+    let (used, passed) = (policy_seconds(&run) - used, begun.elapsed().as_secs_f64());
+    say(&format!("{used} of {passed} s"));
+    run.signal(Signal::TERM);
+    run.wait().expect(128 + 15);
+    // What it has ahead, and the hundredths in which it is counted.
+    assert!(
+        used > 0.0 && used <= passed / 4.0 + 0.35,
+        "{used} of {passed}"
+    );
 }
 
 #[test]

@@ -272,6 +272,7 @@ pub(super) const MANAGER_ORDER: &[(&str, &[&str])] = &[
     (
         "evict",
         &[
+            "allowance",
             "advised",
             "choose",
             "wayout",
