@@ -175,21 +175,23 @@ fn run(
             shared.signals.kick_evictor();
         }
         if heard < EVENTS_A_TURN {
-            nap = if heard > 0 {
-                NAP_MIN
-            } else {
-                NAP_MAX.min(2 * nap)
-            };
+            let longer = NAP_MAX.min(2 * nap);
+            nap = if heard > 0 { NAP_MIN } else { longer };
             std::thread::sleep(nap);
         }
-        let mut rest = allowance.rest(shared.elapsed(), process::own_run_time());
-        while !rest.is_zero() && !ends() {
-            let part = rest.min(NAP_MAX);
-            std::thread::sleep(part);
-            rest -= part;
-        }
+        let owed = allowance.rest(shared.elapsed(), process::own_run_time());
+        rest(owed, ends);
     }
     None
+}
+
+/// Sleeps, unless it `ends` before.
+fn rest(mut time: Duration, ends: impl Fn() -> bool) {
+    while !time.is_zero() && !ends() {
+        let part = time.min(NAP_MAX);
+        std::thread::sleep(part);
+        time -= part;
+    }
 }
 
 fn next_wishes(advice: &Advice, what: What, most: usize) -> Vec<(SpaceId, VirtPage)> {

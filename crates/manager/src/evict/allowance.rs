@@ -3,14 +3,14 @@
 
 use std::time::Duration;
 
-/// One part in so many of one CPU.
+/// Parts of a CPU, of which a plugin gets one.
 const SHARE: u32 = 4;
 
 /// CPU time that it may have ahead, e.g. for what a scan has found.
 const AHEAD: Duration = Duration::from_millis(250);
 
-/// What a plugin may still use. It is never given more CPU time than `passed / SHARE + AHEAD`, but
-/// for that of its last turn.
+/// CPU time that a plugin may still use. In all it is `passed / SHARE + AHEAD` at most, and that of
+/// its last turn.
 #[derive(Debug)]
 pub(super) struct Allowance {
     left: Duration,
