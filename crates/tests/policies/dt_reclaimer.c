@@ -10,6 +10,13 @@
  * where much was dropped. It knows 8 GiB of pages: what an event may take goes no further. */
 #include "undercroft_policy.h"
 
+#ifndef INTERVAL_MS
+#define INTERVAL_MS 60000
+#endif
+#ifndef TARGET_PERMILLE
+#define TARGET_PERMILLE 20
+#endif
+
 enum {
     PAGES = 64,             /* of a group */
     GROUPS = 1 << 15,
@@ -51,8 +58,8 @@ static int32_t registered(const char *name, int64_t value) {
 
 void init(void) {
     for (int i = 0; i < GROUPS; i++) groups[i].first = -1;
-    interval_ms = registered("interval_ms", 60000);
-    target_permille = registered("target_permille", 20);
+    interval_ms = registered("interval_ms", INTERVAL_MS);
+    target_permille = registered("target_permille", TARGET_PERMILLE);
     threshold = registered("threshold", THRESHOLD_FIRST);
     cold_pages = registered("cold_pages", 0);
     used_pages = registered("used_pages", 0);

@@ -22,6 +22,10 @@
 //     the first virtual CPU reads and increments the first word of each page of the first HOT_MIB, again
 //     and again, and each time reads COLD pages of the rest, in turn. SIGTERM ends that. Then all words
 //     are compared. Prints `filled` before, and then how often, and words that are wrong.
+//   parts MIB VCPUS SEED VISITS BURST quarter|skewed|walk
+//     fills all pages. Then the first virtual CPU makes VISITS visits, each of BURST words of a page: of a
+//     random one of every fourth, of any with some far more often, or of one after the other. Prints JSON:
+//     how long that took, and how much memory there was, in the mean and in the last quarter of the time.
 //   fill MIB VCPUS SEED: all pages are written once, each with equal words of 32 bits. Then waits for
 //     its input to end.
 // Status 77: no KVM here. 86: a word was wrong.
@@ -48,7 +52,7 @@
 typedef uint64_t u64;
 typedef volatile u64 word;
 enum { PAGE = 4096, WORDS = 512, CPUS = 8, SLOW_TICKS = 4000, NO_KVM = 77, WRONG = 86 };
-enum { FILL = 1, SAME, COMPARE, INCREMENT, BALLOON, READ, SWEEP }; // what a virtual CPU is asked for
+enum { FILL = 1, SAME, COMPARE, INCREMENT, BALLOON, READ, SWEEP, VISIT }; // what a virtual CPU is asked for
 enum { DONE = 0x10, GIVE = 0x11 };                           // ports that it writes to
 // Where things are in the guest's memory. The page tables end below 16 MiB: it has 4 GiB at most.
 enum { GDT = 0x500, BOXES = 0x10000, STACKS = 0x20000, CODE = 0x40000, STATES = 0x80000, TABLES = 0x200000 };
@@ -179,6 +183,23 @@ GUEST void sweep(struct box *box) {
         box->wrong += ((word *)(page * PAGE))[WORDS / 2] != begin(page, WORDS / 2);
 }
 
+// `to`: 1, a quarter of the pages; 2, the 1024th power of a number below one; 3, `from` counts on.
+GUEST void visit(struct box *box) {
+    u64 random = box->seed, pages = box->pages, at = box->from, bits = 20;
+    for (u64 left = box->visits; left; left--) {
+        u64 drawn = next(&random), page = at++ % pages;
+        if (box->to == 1) page = drawn % (pages / 4) * 4;
+        if (box->to == 2) {
+            u64 power = drawn >> (64 - bits);
+            for (int squares = 10; squares; squares--) power = power * power >> bits;
+            page = (pages * power >> bits) * 7919 % pages;
+        }
+        word *words = (word *)((box->first + page) * PAGE);
+        for (u64 times = 0; times < box->burst; times++) words[(drawn + times) % WORDS] += 1;
+    }
+    box->from = at, box->seed = random;
+}
+
 GUEST void run(struct box *box) {
     for (;;) {
         u64 end = box->first + box->pages, what = box->what;
@@ -186,6 +207,7 @@ GUEST void run(struct box *box) {
         if (what == BALLOON) balloon(box);
         if (what == READ) read_all(box);
         if (what == SWEEP) sweep(box);
+        if (what == VISIT) visit(box);
         for (u64 page = box->first; page < end && what <= COMPARE; page++) {
             if (what == FILL) fill(page, 0, 0);
             if (what == COMPARE) box->wrong += differ(page, 0, 0);
@@ -532,6 +554,30 @@ static int hot(u64 hot_pages, u64 times, u64 cold, u64 rest) {
     return wrong ? WRONG : 0;
 }
 
+// Memory that the guest has now.
+static u64 resident(void) {
+    struct stat now;
+    return fd < 0 || fstat(fd, &now) ? bytes : (u64)now.st_blocks * 512;
+}
+
+static int parts(u64 visits, u64 burst, const char *how) {
+    enum { PARTS = 200 };
+    u64 kind = !strcmp(how, "quarter") ? 1 : !strcmp(how, "skewed") ? 2 : 3;
+    struct box asked = {VISIT, 0, cpus, seed, visits / PARTS, burst, first, pages, .from = 0, .to = kind};
+    double mean = 0, last = 0;
+    all(FILL, 0, 0);
+    double began = now();
+    memcpy(box_of(0), &asked, sizeof asked);
+    for (int part = 0; part < PARTS; part++) {
+        pthread_join(start(0), 0);
+        u64 memory_now = resident();
+        mean += memory_now / (double)PARTS;
+        if (part >= PARTS / 4 * 3) last += memory_now / (PARTS / 4.);
+    }
+    printf("{\"seconds\":%.6f,\"resident_bytes\":%.0f,\"resident_bytes_at_last\":%.0f}\n", now() - began, mean, last);
+    return 0;
+}
+
 int main(int argc, char **argv) {
     if (argc < 5) return 2;
     const char *mode = argv[1], *how = argc > 7 ? argv[7] : "";
@@ -548,6 +594,7 @@ int main(int argc, char **argv) {
     if (!strcmp(mode, "race")) return race(visits, burst, how);
     if (!strcmp(mode, "faults")) return faults(visits);
     if (!strcmp(mode, "work")) return work(visits, burst);
+    if (!strcmp(mode, "parts")) return parts(visits, burst, how);
     if (!strcmp(mode, "hot")) return argc < 9 ? 2 : hot(visits << 8, burst, atoi(argv[7]), atoi(argv[8]));
     all(SAME, 0, 0);
     printf("filled\n"), fflush(stdout);

@@ -45,7 +45,7 @@ pub(crate) enum Run {
 }
 
 /// Every experiment.
-pub(crate) static EXPERIMENTS: [Experiment; 37] = [
+pub(crate) static EXPERIMENTS: [Experiment; 39] = [
     Experiment {
         name: "patterns",
         about: "memory patterns under equal total DRAM: RAM tier against zram and zswap, file \
@@ -231,6 +231,18 @@ pub(crate) static EXPERIMENTS: [Experiment; 37] = [
         about: "FlexSwap, figure 6: a fault of a virtual machine against kernel swap, and what it \
                 costs to be managed below the limit",
         run: Run::Measured(flexswap::fig6),
+    },
+    Experiment {
+        name: "flexswap-fig9",
+        about: "FlexSwap, figures 9 and 10: what the dt-reclaimer saves of a machine's memory, and \
+                what that costs, with another target, too",
+        run: Run::Measured(flexswap::fig9),
+    },
+    Experiment {
+        name: "flexswap-fig11",
+        about: "FlexSwap, figure 11: SYS-R, a policy that knows the instruction of a fault, on a \
+                product of matrices in four fifths of its memory",
+        run: Run::Measured(flexswap::fig11),
     },
     Experiment {
         name: "clients-100",

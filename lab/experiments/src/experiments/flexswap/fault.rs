@@ -5,25 +5,20 @@
 //! of its reads. Every page is read once a round, in random order, so each read of a page that is
 //! away is one fault. As in the paper, nothing is read ahead.
 
-use super::redis_server::installed;
-use super::{Lab, progress, retrying, skip};
-use crate::results::{Better, Results, Sample, Target};
-use crate::rig::{
-    CommandLine, Finished, Plain, Rig, RigError, Stdout, SwapFile, TierChoice, Undercroft,
-    UndercroftGuest, Zram, swap,
-};
-use anyhow::{Context, bail};
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+
+use anyhow::Context;
 use undercroft_base::Bytes;
 
-const MONITOR: &str = include_str!("../../../../crates/tests/programs/kvm_guest.c");
+use super::super::{Lab, progress, retrying, skip};
+use super::{lacks_kvm, monitor, one, record};
+use crate::results::{Better, Results, Target};
+use crate::rig::{
+    CommandLine, Plain, Rig, Stdout, SwapFile, TierChoice, Undercroft, UndercroftGuest, Zram, swap,
+};
+
 const FAULT: &str = "a fault";
 const BELOW: &str = "below the limit";
-
-/// Part of the reads that must be a fault. Otherwise the mean is of something else.
-const SLOW_LEAST: f64 = 0.2;
 
 struct Sizes {
     memory: Bytes,
@@ -58,22 +53,11 @@ pub(crate) fn fig6(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
         ("reads_of_each_page".into(), sizes.reads.to_string()),
         ("visits_below_the_limit".into(), sizes.visits.to_string()),
     ]);
-    if !installed("cc") {
-        skip(
-            results,
-            "flexswap-fig6: cc is missing: it makes the monitor",
-        );
+    if let Some(why) = lacks_kvm() {
+        skip(results, &format!("flexswap-fig6: {why}"));
         return Ok(());
     }
-    if let Err(why) = std::fs::File::options()
-        .read(true)
-        .write(true)
-        .open("/dev/kvm")
-    {
-        skip(results, &format!("flexswap-fig6: no KVM: /dev/kvm: {why}"));
-        return Ok(());
-    }
-    let monitor = build(&lab.options.out)?;
+    let monitor = monitor(&lab.options.out)?;
     let _read_ahead = swap::without_read_ahead();
     if let Err(why) = &_read_ahead {
         skip(
@@ -106,23 +90,6 @@ pub(crate) fn fig6(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
     }
     compare(results);
     std::fs::remove_file(monitor).context("remove the monitor")
-}
-
-/// The monitor, compiled into `folder`.
-fn build(folder: &Path) -> anyhow::Result<PathBuf> {
-    let [source, monitor] = ["kvm_guest.c", "kvm_guest"].map(|name| folder.join(name));
-    std::fs::write(&source, MONITOR).with_context(|| format!("write {}", source.display()))?;
-    let mut compiler = Command::new("cc");
-    compiler
-        .args(["-O1", "-pthread", "-o"])
-        .arg(&monitor)
-        .arg(&source);
-    let status = compiler.status().context("start cc")?;
-    let _ = std::fs::remove_file(source);
-    if !status.success() {
-        bail!("cc does not compile the monitor of flexswap-fig6: {status}");
-    }
-    Ok(monitor)
 }
 
 fn cases(lab: &Lab, sizes: &Sizes) -> [Case; 2] {
@@ -178,50 +145,6 @@ fn cases(lab: &Lab, sizes: &Sizes) -> [Case; 2] {
             rigs: below,
         },
     ]
-}
-
-/// A run of the monitor, and the numbers of its line.
-fn one(
-    rig: &dyn Rig,
-    limit: Bytes,
-    command: &CommandLine,
-) -> Result<(BTreeMap<String, f64>, Finished), RigError> {
-    let outcome = rig.set_up(limit)?.spawn(command)?.finish()?;
-    let outcome = outcome.successful(rig.name(), "the monitor")?;
-    let line = outcome.lines.last().cloned().unwrap_or_default();
-    let unreadable = |why: String| RigError::Unreadable {
-        what: format!("read what the monitor says on rig {}", rig.name()),
-        why,
-    };
-    let mut values: BTreeMap<String, f64> =
-        serde_json::from_str(&line).map_err(|error| unreadable(error.to_string()))?;
-    if let [Some(slow), Some(reads)] = ["slow", "reads"].map(|name| values.get(name).copied()) {
-        if slow < SLOW_LEAST * reads {
-            return Err(unreadable(format!(
-                "only {slow} of {reads} reads were faults"
-            )));
-        }
-        values.insert("share_slow".to_owned(), slow / reads);
-    }
-    Ok((values, outcome))
-}
-
-fn record(
-    results: &mut Results,
-    round: usize,
-    rig: &str,
-    case: &str,
-    values: BTreeMap<String, f64>,
-    outcome: Finished,
-) {
-    results.samples.push(Sample {
-        round,
-        rig: rig.to_owned(),
-        case: case.to_owned(),
-        values,
-        memory: outcome.memory,
-    });
-    results.keep(rig, format!("{rig} {case}"), outcome.facts, outcome.report);
 }
 
 fn compare(results: &mut Results) {
