@@ -13,7 +13,7 @@ use undercroft_tests::{
 const LIMIT: u64 = 32 * MIB;
 /// All of it fits, and managing begins.
 const ROOMY: u64 = 96 * MIB;
-const HOT_MIB: u64 = 18;
+pub(crate) const HOT_MIB: u64 = 18;
 const COLD_MIB: u64 = 64;
 const STEPS: u64 = 500;
 const COLD_A_STEP: u64 = 32;
@@ -25,7 +25,7 @@ fn job(policy: &str, folder: &Path) -> Job {
 }
 
 /// The same, with this many microseconds of rest a step.
-fn resting_job(policy: &str, folder: &Path, rest_us: &str) -> Job {
+pub(crate) fn resting_job(policy: &str, folder: &Path, rest_us: &str) -> Job {
     let spill = folder.join("spill").display().to_string();
     Job::new(build("hot_and_cold"))
         .args([HOT_MIB, COLD_MIB, STEPS, COLD_A_STEP].map(|number| number.to_string()))
@@ -37,7 +37,7 @@ fn resting_job(policy: &str, folder: &Path, rest_us: &str) -> Job {
 
 /// Pages swapped in that the program could have kept: all but those that the cold walk and the
 /// final verification read.
-fn hot_faults(job: Job) -> (f64, Value) {
+pub(crate) fn hot_faults(job: Job) -> (f64, Value) {
     let outcome = job.run().expect(0);
     assert!(outcome.text().contains("0 wrong"), "{outcome}");
     let number = |name: &str| outcome.number(name).expect("a number in the report");

@@ -35,6 +35,7 @@ mod policies;
 mod read_only;
 mod real_programs;
 mod real_time;
+mod reclaim_by_file;
 mod remote;
 mod rights;
 mod scale;

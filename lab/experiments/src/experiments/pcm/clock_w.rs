@@ -10,7 +10,7 @@ use crate::results::{Figure, Panel, Simulated, SimulatedRun, Table, Verdict, num
 use undercroft_sim::setup::FaultTouch;
 
 /// Patterns beside the recorded programs, from all reads to nearly all writes.
-const GENERATORS: [(&str, &str); 8] = [
+pub(super) const GENERATORS: [(&str, &str); 8] = [
     (
         "zipf, reads",
         "zipf:page=512,pages=8000,refs=200000,theta=0.9,writes=0,seed=11",

@@ -4,6 +4,8 @@
 mod causes;
 mod clock_w;
 mod energy;
+#[cfg(test)]
+mod files;
 mod laps;
 mod load;
 mod page_size;
