@@ -348,7 +348,7 @@ impl<L: Ledger> Engine<L> {
         if !self.journals.is_empty() {
             self.tell_batch(out);
         }
-        if self.linked.is_some() {
+        if self.links_pages {
             self.tell_leaving(out);
         }
         !out.is_empty()

@@ -344,21 +344,22 @@ impl<L: Ledger> Engine<L> {
         });
     }
 
-    /// Adds the pages that the placement policy has linked with page `no`, in its region, as many
-    /// as leave a quarter of the room free. False if there is none: then the prefetch policy is
-    /// asked.
+    /// Adds the pages that the placement policy or a plugin has linked with page `no`, in its
+    /// region, as many as leave a quarter of the room free. False if there is none: then the
+    /// prefetch policy is asked.
     #[inline]
     fn plan_linked(&mut self, plan: &mut LoadPlan, fault: Fault, no: PageNo) -> bool {
-        self.linked.is_some() && self.plan_together(plan, fault, no)
+        (self.links_pages || self.links.is_any()) && self.plan_together(plan, fault, no)
     }
 
     #[inline(never)]
     fn plan_together(&mut self, plan: &mut LoadPlan, fault: Fault, no: PageNo) -> bool {
-        let Some(mut linked) = self.linked.take() else {
-            return false;
-        };
+        let mut linked = std::mem::take(&mut self.linked);
         linked.clear();
-        self.place.together(no, &mut linked);
+        if self.links_pages {
+            self.place.together(no, &mut linked);
+        }
+        self.links.append(no, &mut linked);
         let region = self.table.region_around(fault.space, fault.page);
         let mut most = self.along_max(no);
         for other in &linked {
@@ -377,7 +378,7 @@ impl<L: Ledger> Engine<L> {
             }
         }
         let found = !linked.is_empty();
-        self.linked = Some(linked);
+        self.linked = linked;
         plan.items.sort_unstable_by_key(|item| item.page);
         found
     }
@@ -600,7 +601,10 @@ impl<L: Ledger> Engine<L> {
             waited: item.demanded.into(),
         };
         let from = self.ranks.iter().position(|tier| *tier == item.tier);
-        let keeps = from.is_none_or(|rank| self.place.loaded(page(rank)));
+        let keeps = from.is_none_or(|rank| {
+            let parts = rank + 1 == self.ranks.len() && self.links.holds(item.no);
+            self.place.loaded(page(rank)) && !parts
+        });
         let kept = if self.config.retain.get(at) == Some(&true) {
             keeps || known.is_none()
         } else {

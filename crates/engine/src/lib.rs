@@ -77,7 +77,7 @@ pub use recover::{Found, HeldPage, Here, InHand, Recovered};
 pub use stats::Stats;
 pub use upsets::Upsets;
 pub use views::{BooksView, Discovery, Evictions, Faults, Forks, Layout, Migrations, Uses};
-pub use wished::WishedMove;
+pub use wished::{Placing, WishedMove};
 
 /// The engine's configuration.
 #[derive(Clone, Debug)]
@@ -145,8 +145,12 @@ pub struct Engine<L> {
     place: Box<dyn Place>,
     /// Tiers that a plugin wants pages to go to.
     places: wished::Places,
-    /// Pages to load together, if the placement policy links pages.
-    linked: Option<Vec<PageNo>>,
+    /// The placement policy links pages.
+    links_pages: bool,
+    /// Pages to load together. Kept for its memory.
+    linked: Vec<PageNo>,
+    /// Pages that a plugin wants to come together.
+    links: wished::Links,
     /// The placement policy moves groups of pages.
     moves_groups: bool,
     /// The placement policy's part of the limit that is kept free.
@@ -279,7 +283,9 @@ impl<L: Ledger> Engine<L> {
             prefetch,
             place: Box::new(Waterfall),
             places: wished::Places::default(),
-            linked: None,
+            links_pages: false,
+            linked: Vec::new(),
+            links: wished::Links::default(),
             moves_groups: false,
             reserve_part: Shown::default().reserve_part,
             tiers: Vec::with_capacity(TIERS_MAX),
@@ -325,8 +331,8 @@ impl<L: Ledger> Engine<L> {
     /// Has `place` decide which tier keeps a page, in place of `waterfall`. Before the first page.
     pub fn set_place(&mut self, place: Box<dyn Place>) {
         let shown = place.shown(0);
-        self.linked = shown.links_pages.then(Vec::new);
-        (self.moves_groups, self.reserve_part) = (shown.moves_groups, shown.reserve_part);
+        (self.links_pages, self.moves_groups) = (shown.links_pages, shown.moves_groups);
+        self.reserve_part = shown.reserve_part;
         self.place = place;
     }
 

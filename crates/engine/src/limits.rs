@@ -26,6 +26,13 @@ pub const SELECT_SCAN_MAX: usize = 8 * EVICT_PAGES_MAX;
 /// Pages whose place a plugin may wish at a time. 512 KiB, taken with the first wish.
 pub const PLACES_MAX: usize = 1 << 16;
 
+/// Pages that a plugin may link at a time. 2 MiB, taken with the first wish.
+pub const LINKS_MAX: usize = 1 << 18;
+
+/// Pages of the limit for each one that is kept free while a plugin links pages: those that come
+/// together need room (docs/design/0040).
+pub const LINKED_PART: u64 = 64;
+
 /// Minimum residency: the newest pages, which may not leave yet. Without it, a thread that needs a
 /// few pages at once makes no progress. Never more than half of the resident pages.
 pub const RECENT_PAGES: usize = 32;

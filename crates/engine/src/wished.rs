@@ -1,12 +1,13 @@
-//! Places of copies that a plugin wishes: where a page goes when it next leaves, and moves of
-//! copies between tiers. What cannot be honoured is left out; the books are right all the same.
+//! Places of copies that a plugin wishes: where a page goes when it next leaves, which pages come
+//! with it, and moves between tiers. What cannot be honoured is left out; the books are right all
+//! the same.
 //!
 //! Tiers are named as policies name them: by rank, the fastest is 0.
 
 use undercroft_base::{LatencyClass, PageNo, PageState, SpaceId, TierId, VirtPage};
 
 use crate::ledger::Ledger;
-use crate::limits::{DEMOTE_PAGES_MAX, PLACES_MAX};
+use crate::limits::{DEMOTE_PAGES_MAX, LINKED_PART, LINKS_MAX, LOAD_PAGES_MAX, PLACES_MAX};
 use crate::{DemoteItem, Engine, Evictions, Migrations};
 
 /// No page.
@@ -44,6 +45,64 @@ impl Places {
     }
 }
 
+/// Pages, and for each the one that comes with it: one place for all pages whose numbers have the
+/// same rest. A page may be another one by now: then that comes, and that is all.
+#[derive(Debug, Default)]
+pub(crate) struct Links(Vec<[PageNo; 2]>);
+
+impl Links {
+    #[inline]
+    pub(crate) fn is_any(&self) -> bool {
+        !self.0.is_empty()
+    }
+
+    fn next(&self, no: PageNo) -> Option<PageNo> {
+        let [of, next] = *self.0.get(no.0 as usize % LINKS_MAX)?;
+        (of == no).then_some(next)
+    }
+
+    /// Whether a page comes with this one.
+    #[inline]
+    pub(crate) fn holds(&self, no: PageNo) -> bool {
+        self.next(no).is_some()
+    }
+
+    fn put(&mut self, no: PageNo, next: PageNo) {
+        if self.0.is_empty() {
+            self.0.resize(LINKS_MAX, [NONE; 2]);
+        }
+        let place = &mut self.0[no.0 as usize % LINKS_MAX];
+        if next != no {
+            *place = [no, next];
+        } else if place[0] == no {
+            place[0] = NONE;
+        }
+    }
+
+    /// Appends the pages that come with a page, until that is met again: as many as one load has,
+    /// at most. A page that meets another one again is named again.
+    pub(crate) fn append(&self, no: PageNo, out: &mut Vec<PageNo>) {
+        let mut next = self.next(no);
+        for _ in 1..LOAD_PAGES_MAX {
+            let Some(page) = next.filter(|page| *page != no) else {
+                break;
+            };
+            out.push(page);
+            next = self.next(page);
+        }
+    }
+}
+
+/// The wish of a plugin for a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placing {
+    /// When it next leaves, a new copy of it shall be in the tier of this rank.
+    In(TierId),
+    /// When a thread waits for it, this page of the same space shall come along, and what comes
+    /// with that. The page itself: none.
+    With(VirtPage),
+}
+
 /// A move of copies that a plugin wishes. All numbers may be of nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WishedMove {
@@ -60,12 +119,18 @@ pub struct WishedMove {
 }
 
 impl<L: Ledger> Evictions<'_, L> {
-    /// Has a page be offered to this tier first, when it next leaves. False: the page is not in
-    /// memory, or there is no such tier. O(1).
-    pub fn place(&mut self, space: SpaceId, page: VirtPage, rank: TierId) -> bool {
+    /// Has a page be offered to this tier first, when it next leaves, or come with this one. While
+    /// any does, more is kept free, and the slowest tier keeps no copy of such a page: they are
+    /// written together, so that they can be read together. False: the page is not in memory, or
+    /// there is no such tier or page. O(1).
+    pub fn place(&mut self, space: SpaceId, page: VirtPage, placing: Placing) -> bool {
         let engine = &mut *self.engine;
         let Some(no) = engine.find_named(space, page) else {
             return false;
+        };
+        let rank = match placing {
+            Placing::In(rank) => rank,
+            Placing::With(other) => return engine.link(no, space, other),
         };
         let state = engine.table.entry(no).state;
         let there = matches!(state, PageState::Resident | PageState::Evicting);
@@ -79,6 +144,8 @@ impl<L: Ledger> Evictions<'_, L> {
     /// Nothing is wished any more: the plugin has ended.
     pub fn forget_places(&mut self) {
         self.engine.places = Places::default();
+        self.engine.links = Links::default();
+        self.engine.reserve_part = self.engine.place.shown(0).reserve_part;
     }
 }
 
@@ -125,6 +192,18 @@ impl<L: Ledger> Migrations<'_, L> {
 }
 
 impl<L: Ledger> Engine<L> {
+    /// Has a page come with another one of its space.
+    fn link(&mut self, no: PageNo, space: SpaceId, other: VirtPage) -> bool {
+        let Some(next) = self.find_named(space, other) else {
+            return false;
+        };
+        if next != no || self.links.is_any() {
+            self.links.put(no, next);
+            self.reserve_part = self.reserve_part.min(LINKED_PART);
+        }
+        true
+    }
+
     /// The numbers of the tiers of moves, if copies may move between them.
     fn wished_tiers(&self, wishes: &[WishedMove]) -> Option<(TierId, TierId)> {
         let wish = wishes.first()?;

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use undercroft_base::{Bytes, LatencyClass, SpaceId, VirtPage};
+use undercroft_base::{Bytes, LatencyClass, Nanos, SpaceId, VirtPage};
 use undercroft_plugin::{Counts, Ears, Memory, Parameter, Tier, What, Wishes};
 use undercroft_policy::place::{TIERS_MAX, TierState};
 use undercroft_proto::report::{PluginParameter, PluginReport};
@@ -31,6 +31,8 @@ pub(crate) struct Advice {
     /// DRAM in use and faults, as the evictor saw them last.
     used: AtomicU64,
     faults: AtomicU64,
+    /// How long the program has waited, as the control thread saw it last.
+    waited_ms: AtomicU64,
     /// Wishes that the evictor took.
     asked: AtomicU64,
     /// Wishes that the engine chose.
@@ -107,12 +109,19 @@ impl Advice {
         self.faults.store(faults, Ordering::Relaxed);
     }
 
+    /// Takes note of the time in which some thread waited for a page.
+    pub(crate) fn note_waited(&self, waited: Nanos) {
+        let waited_ms = waited.0 / 1_000_000;
+        self.waited_ms.store(waited_ms, Ordering::Relaxed);
+    }
+
     /// The memory of the run, for the plugin.
     pub(crate) fn memory(&self, limit: Bytes) -> Memory {
         Memory {
             limit: limit.0,
             used: self.used.load(Ordering::Relaxed),
             faults: self.faults.load(Ordering::Relaxed),
+            waited_ms: self.waited_ms.load(Ordering::Relaxed),
         }
     }
 

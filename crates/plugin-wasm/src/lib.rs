@@ -70,10 +70,12 @@ const FUNCTIONS: &[&str] = &[
     "get_memory_limit",
     "get_memory_usage",
     "get_pf_count",
+    "get_waited_ms",
     "register_parameter",
     "get_parameter",
     "set_parameter",
     "place",
+    "link_page",
     "move_pages",
     "get_tier_count",
     "get_tier",
@@ -188,6 +190,9 @@ fn linker(engine: &Engine) -> Result<Linker<State>, Error> {
     linker.func_wrap(OURS, "get_pf_count", |caller: Caller<'_, State>| -> i64 {
         saturated(caller.data().host.memory().faults)
     })?;
+    linker.func_wrap(OURS, "get_waited_ms", |caller: Caller<'_, State>| -> i64 {
+        saturated(caller.data().host.memory().waited_ms)
+    })?;
     link_parameters(&mut linker)?;
     link_tiers(&mut linker)?;
     Ok(linker)
@@ -244,6 +249,13 @@ fn link_tiers(linker: &mut Linker<State>) -> Result<(), Error> {
         "place",
         |mut caller: Caller<'_, State>, space: i32, page: i64, to: i32| -> i32 {
             asks(&mut caller, What::Place(tier(to)), space, page)
+        },
+    )?;
+    linker.func_wrap(
+        OURS,
+        "link_page",
+        |mut caller: Caller<'_, State>, space: i32, page: i64, next: i64| -> i32 {
+            asks(&mut caller, What::Link(VirtPage(next as u64)), space, page)
         },
     )?;
     linker.func_wrap(

@@ -106,6 +106,7 @@ const IMPORTS: &str = r#"
     (import "undercroft" "get_memory_limit" (func $limit (result i64)))
     (import "undercroft" "get_memory_usage" (func $usage (result i64)))
     (import "undercroft" "get_pf_count" (func $faults (result i64)))
+    (import "undercroft" "get_waited_ms" (func $waited (result i64)))
     (import "undercroft" "gva_to_hva" (func $hva (param i32 i64) (result i64)))
     (import "undercroft" "register_parameter"
         (func $register (param i32 i32 i64) (result i32)))
@@ -133,7 +134,8 @@ fn a_policy_hears_events_asks_and_wishes() {
            (if (i32.eq (local.get $kind) (i32.const 12)) (then
             (drop (call $reclaim (local.get $space) (call $limit)))
             (drop (call $reclaim (local.get $space) (call $usage)))
-            (drop (call $reclaim (local.get $space) (call $faults)))))"#,
+            (drop (call $reclaim (local.get $space) (call $faults)))
+            (drop (call $reclaim (local.get $space) (call $waited)))))"#,
         r#"(data (i32.const 8) "behind")
            (func (export "init")
             (drop (call $register (i32.const 8) (i32.const 6) (i64.const 1)))
@@ -154,10 +156,11 @@ fn a_policy_hears_events_asks_and_wishes() {
         limit: 64,
         used: 5,
         faults: 3,
+        waited_ms: 2,
     };
     let mut wishes = Vec::new();
     desk.at(memory, 100, &mut |wish| wishes.push(wish.page.0));
-    assert_eq!(wishes, [64, 5, 3]);
+    assert_eq!(wishes, [64, 5, 3, 2]);
     desk.at(memory, 150, &mut |_| panic!("no tick is due"));
     assert_eq!(desk.counts().events, 6);
     assert_eq!(desk.counts().failures, 0);
@@ -285,6 +288,7 @@ fn wishes_of_both_kinds_come_in_their_order_with_any_numbers_and_share_the_bound
 
 const OF_TIERS: &str = r#"
     (import "undercroft" "place" (func $place (param i32 i64 i32) (result i32)))
+    (import "undercroft" "link_page" (func $link (param i32 i64 i64) (result i32)))
     (import "undercroft" "move_pages" (func $move (param i32 i64 i32 i32 i32) (result i32)))
     (import "undercroft" "get_tier_count" (func $tiers (result i32)))
     (import "undercroft" "get_tier" (func $tier (param i32 i32) (result i64)))"#;
@@ -308,6 +312,7 @@ fn a_policy_of_tiers_asks_about_them_and_wishes_places_and_moves_within_bounds()
             (then (unreachable)))
            (drop (call $place (local.get $space) (local.get $page) (i32.const 1)))
            (drop (call $place (local.get $space) (local.get $page) (i32.const -1)))
+           (drop (call $link (local.get $space) (local.get $page) (i64.const -1)))
            (if (call $move (local.get $space) (i64.const 0) (i32.const 0) (i32.const 0)
             (i32.const 1)) (then (unreachable)))
            (if (call $move (local.get $space) (i64.const 0) (i32.const 257) (i32.const 0)
@@ -332,13 +337,14 @@ fn a_policy_of_tiers_asks_about_them_and_wishes_places_and_moves_within_bounds()
         desk.hear(&event, &mut |wish: Wish| wishes.push(wish.what));
         (wishes, desk.counts().failures)
     };
-    let places = [TierId(1), TierId(u8::MAX)].map(What::Place);
+    let [one, none] = [TierId(1), TierId(u8::MAX)].map(What::Place);
+    let places = [one, none, What::Link(VirtPage(u64::MAX))];
     let moves = What::Move {
         pages: 256,
         from: TierId(0),
         to: TierId(1),
     };
-    let both = [places[0], places[1], moves].to_vec();
+    let both = [&places[..], &[moves]].concat();
     assert_eq!(told(1), (both.clone(), 0));
     assert_eq!(told(1), (both, 0));
     assert_eq!(told(0), (places.to_vec(), 0), "no more moves may wait");

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use undercroft_base::{SpaceId, TierId, VirtPage};
 use undercroft_engine::limits::DEMOTE_PAGES_MAX;
-use undercroft_engine::{BookEvent, Journal, WishedMove};
+use undercroft_engine::{BookEvent, Journal, Placing, WishedMove};
 
 use crate::event::{Event, Kind};
 use crate::ring::Ring;
@@ -152,6 +152,9 @@ pub enum What {
     Prefetch,
     /// When the page next leaves, a new copy of it shall be in this tier.
     Place(TierId),
+    /// When a thread waits for the page, this one of its space shall come along, and what comes
+    /// with that. The page itself: none.
+    Link(VirtPage),
     /// The copies of some pages, from the page on, shall move from one tier to another.
     Move {
         /// How many; [`MOVE_PAGES_MAX`](crate::MOVE_PAGES_MAX) at most.
@@ -266,7 +269,7 @@ impl Wishes {
             What::Reclaim => Some(&self.reclaim),
             What::ReclaimNow => Some(&self.now),
             What::Prefetch => Some(&self.prefetch),
-            What::Place(_) => Some(&self.places),
+            What::Place(_) | What::Link(_) => Some(&self.places),
             What::Move { .. } => None,
         }
     }
@@ -280,6 +283,7 @@ impl Wishes {
                 moves.push([space, page, pages, u64::from(from.0) << 8 | u64::from(to.0)])
             }
             What::Place(tier) => self.places.push([space, page, tier.0.into(), 0]),
+            What::Link(next) => self.places.push([space, page, next.0, 1]),
             what => self
                 .of(what)
                 .is_some_and(|ring| ring.push([space, page, 0, 0])),
@@ -292,10 +296,15 @@ impl Wishes {
         Some((SpaceId(space as u32), VirtPage(page)))
     }
 
-    /// Takes the oldest page whose tier is wished, with the tier. One thread does that at a time.
-    pub fn next_place(&self) -> Option<(SpaceId, VirtPage, TierId)> {
-        let [space, page, tier, _] = self.places.pop()?;
-        Some((SpaceId(space as u32), VirtPage(page), TierId(tier as u8)))
+    /// Takes the oldest page for which a tier or a companion is wished. One thread does that at a
+    /// time.
+    pub fn next_place(&self) -> Option<(SpaceId, VirtPage, Placing)> {
+        let [space, page, which, is_link] = self.places.pop()?;
+        let placing = match is_link {
+            0 => Placing::In(TierId(which as u8)),
+            _ => Placing::With(VirtPage(which)),
+        };
+        Some((SpaceId(space as u32), VirtPage(page), placing))
     }
 
     /// Takes the oldest moves between the same two tiers, as many as are made together; those to a
@@ -400,8 +409,14 @@ mod tests {
             what: What::Place(TierId(4)),
             ..wish(5, 0, 0)
         };
-        assert!(wishes.add(place));
-        let of = Some((SpaceId(3), VirtPage(5), TierId(4)));
-        assert_eq!((wishes.next_place(), wishes.next_place()), (of, None));
+        let link = Wish {
+            what: What::Link(VirtPage(u64::MAX)),
+            ..place
+        };
+        assert!(wishes.add(place) && wishes.add(link));
+        let of = |placing| Some((SpaceId(3), VirtPage(5), placing));
+        let next = [(); 3].map(|()| wishes.next_place());
+        let in_turn = [Placing::In(TierId(4)), Placing::With(VirtPage(u64::MAX))].map(of);
+        assert_eq!(next, [in_turn[0], in_turn[1], None]);
     }
 }

@@ -25,6 +25,8 @@ pub struct Memory {
     pub used: u64,
     /// Page faults so far.
     pub faults: u64,
+    /// Milliseconds so far in which some thread of the program waited for a page.
+    pub waited_ms: u64,
 }
 
 /// A tier, as a plugin sees it.

@@ -6,6 +6,11 @@ use std::process::Command;
 /// Builds a policy of `crates/tests/policies` into a folder, and returns its path. `None`: there is
 /// no compiler, and that was said.
 pub(crate) fn build(name: &str, folder: &Path) -> Option<String> {
+    build_with(name, None, folder)
+}
+
+/// The same. * `constant`: `NAME=VALUE`, another value of one of its macros.
+pub(crate) fn build_with(name: &str, constant: Option<&str>, folder: &Path) -> Option<String> {
     let there = |tool: &str| Command::new(tool).arg("--version").output().is_ok();
     if !there("clang") || !there("wasm-ld") {
         println!("SKIPPED: no clang or no wasm-ld: no policy can be built from C");
@@ -16,6 +21,7 @@ pub(crate) fn build(name: &str, folder: &Path) -> Option<String> {
     let flags = "--target=wasm32 -O2 -mbulk-memory -nostdlib -Wl,--no-entry";
     let built = Command::new("clang")
         .args(flags.split_whitespace())
+        .args(constant.map(|of| format!("-D{of}")))
         .args(["-I", &format!("{crates}/cli/src/plugin"), "-o"])
         .arg(&file)
         .arg(format!("{crates}/tests/policies/{name}.c"))

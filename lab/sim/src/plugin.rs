@@ -1,14 +1,15 @@
 //! The user's policy in a replay: it hears each event at once, and what it wishes leaves first, or
 //! comes while there is room, or moves between tiers, as in a run. It hears uses of pages only from
-//! scans that it asks for. They take no time.
+//! scans that it asks for, which take no time; and the first use of each page that came along.
 
 use std::fs::File;
 use std::io::Read;
 use std::sync::Arc;
 
-use undercroft_base::{SpaceId, TierId, VirtPage};
+use undercroft_base::{SpaceId, VirtPage};
 use undercroft_engine::limits::EVICT_PAGES_MAX;
-use undercroft_engine::{Engine, VecLedger, WishedMove};
+use undercroft_engine::{BookEvent, Engine, Journal, PageEvent, Placing};
+use undercroft_engine::{VecLedger, WishedMove};
 use undercroft_plugin::{Desk, Ears, Found, Host, MODULE_BYTES_MAX, Memory, Tier, What, Wishes};
 use undercroft_policy::place::TierState;
 
@@ -67,6 +68,12 @@ impl Plugin {
         }
     }
 
+    /// A page that came along is used for the first time.
+    pub(crate) fn first_used(&self, space: SpaceId, page: VirtPage) {
+        self.ears
+            .note(BookEvent::Page(space, page, PageEvent::Used));
+    }
+
     /// When it is to hear of a scan, if it asks for scans.
     pub(crate) fn scan_ms(&self) -> Option<u64> {
         let interval = self.desk.scan_ms();
@@ -91,8 +98,8 @@ impl Plugin {
         self.take(What::ReclaimNow, EVICT_PAGES_MAX)
     }
 
-    /// Takes the pages for whose next copy it wishes a tier.
-    pub(crate) fn take_places(&self) -> Vec<(SpaceId, VirtPage, TierId)> {
+    /// Takes the pages for whose next copy it wishes a tier, or that shall come with others.
+    pub(crate) fn take_places(&self) -> Vec<(SpaceId, VirtPage, Placing)> {
         std::iter::from_fn(|| self.wishes.next_place()).collect()
     }
 

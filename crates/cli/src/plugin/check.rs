@@ -72,12 +72,15 @@ pub(crate) fn check(path: &Path) -> Result<u8, Failure> {
         limit: 64 << 20,
         used: 60 << 20,
         faults: 1000,
+        waited_ms: 10,
     };
-    let ([mut named, mut wanted, mut placed, mut moved], began) = ([0u64; 4], Instant::now());
+    let ([mut named, mut wanted, mut placed, mut linked, mut moved], began) =
+        ([0u64; 5], Instant::now());
     let mut wish = |wish: Wish| match wish.what {
         What::Reclaim | What::ReclaimNow => named += 1,
         What::Prefetch => wanted += 1,
         What::Place(_) => placed += 1,
+        What::Link(_) => linked += 1,
         What::Move { .. } => moved += 1,
     };
     let of_tiers = desk.asks_tiers();
@@ -113,7 +116,7 @@ pub(crate) fn check(path: &Path) -> Result<u8, Failure> {
         counts.events, each, counts.failures, counts.flooded
     );
     if of_tiers {
-        text += &format!("  tiers      {placed} pages placed, {moved} moves\n");
+        text += &format!("  tiers      {placed} pages placed, {linked} linked, {moved} moves\n");
     }
     let status = match desk.last_failure() {
         None => {

@@ -51,6 +51,8 @@ int64_t UC_IMPORT(get_fault_ip)(void);
 int64_t UC_IMPORT(get_memory_limit)(void);
 int64_t UC_IMPORT(get_memory_usage)(void);
 int64_t UC_IMPORT(get_pf_count)(void);
+/* Milliseconds so far in which some thread of the program waited for a page. */
+int64_t UC_IMPORT(get_waited_ms)(void);
 /* Gives a number a name, which status and report show. Returns its number, or -1. */
 int32_t UC_IMPORT(register_parameter)(const char *name, int32_t bytes, int64_t value);
 int64_t UC_IMPORT(get_parameter)(int32_t parameter);
@@ -70,6 +72,9 @@ enum uc_tier {
 int64_t UC_IMPORT(get_tier)(int32_t tier, int32_t what);
 /* When the page next leaves, a new copy of it shall be in this tier, if it takes it. 0: as of `reclaim`. */
 int32_t UC_IMPORT(place)(int32_t space, int64_t page, int32_t tier);
+/* When a thread waits for `page`, the page `next` shall come along, and what comes with that, up to 63
+ * pages. The page itself: none. 0: as of `reclaim`. */
+int32_t UC_IMPORT(link_page)(int32_t space, int64_t page, int64_t next);
 /* Those of `pages` pages (1 to 256) whose copies are in the tier `from` shall move to `to`. 0: too
  * many moves wait, or as of `reclaim`. */
 int32_t UC_IMPORT(move_pages)(int32_t space, int64_t page, int32_t pages, int32_t from, int32_t to);

@@ -16,9 +16,14 @@ pub(crate) const SLOW: TierId = TierId(1);
 /// An engine over two tiers, with 1024 pages of which the first `stored` are in the fast tier, page
 /// n in slot n.
 pub(crate) fn engine(stored: u64) -> (Engine<VecLedger>, SpaceId) {
+    engine_that(stored, false)
+}
+
+/// The same. * `keeps`: copies of pages that are in memory again.
+pub(crate) fn engine_that(stored: u64, keeps: bool) -> (Engine<VecLedger>, SpaceId) {
     let config = Config {
         limit: Bytes(2000 * BASE_PAGE_BYTES as u64),
-        retain: vec![false; 2],
+        retain: vec![keeps; 2],
         demotes: vec![true, false],
         room: Room::Ahead,
     };

@@ -2,13 +2,13 @@
 
 use std::sync::{Arc, Mutex};
 
-use undercroft_base::{BASE_PAGE_BYTES, Bytes, Slot, SpaceId, TierId, VirtPage, VirtRange};
+use undercroft_base::{BASE_PAGE_BYTES, Bytes, Flags, Slot, SpaceId, TierId, VirtPage, VirtRange};
 use undercroft_engine::reclaim::{Goes, Turned};
 use undercroft_engine::{BookEvent, DemoteItem, Engine, Journal, Outcome, Taken, VecLedger};
-use undercroft_engine::{Fault, Install, LoadPlan, WishedMove};
+use undercroft_engine::{Fault, Install, LoadPlan, Placing, WishedMove};
 use undercroft_policy::place::{LatencyClass, TierState};
 
-use crate::moves::{FAST, SLOW, engine, place};
+use crate::moves::{FAST, SLOW, engine, engine_that, place};
 
 /// Two devices with room.
 fn devices(engine: &mut Engine<VecLedger>) {
@@ -175,7 +175,7 @@ fn a_page_is_offered_once_to_the_tier_that_was_wished_and_then_to_the_others() {
     let mut wish = |page, tier| {
         engine
             .evictions()
-            .place(space, VirtPage(page), TierId(tier))
+            .place(space, VirtPage(page), Placing::In(TierId(tier)))
     };
     assert!(wish(1, 1) && wish(2, 0) && wish(3, 1));
     assert!(!wish(1, 2) && !wish(1, 255), "there are two tiers");
@@ -209,7 +209,7 @@ fn a_page_is_offered_once_to_the_tier_that_was_wished_and_then_to_the_others() {
     }
     // Of a plugin that has ended, nothing is wished.
     let page = batch[1].page;
-    assert!(engine.evictions().place(space, page, SLOW));
+    assert!(engine.evictions().place(space, page, Placing::In(SLOW)));
     engine.evictions().forget_places();
     batch.clear();
     let all = [(); 4].map(|()| vec![FAST, SLOW]);
@@ -217,7 +217,61 @@ fn a_page_is_offered_once_to_the_tier_that_was_wished_and_then_to_the_others() {
     // A page that is out cannot be placed.
     let (mut other, space) = crate::moves::engine(1);
     devices(&mut other);
-    assert!(!other.evictions().place(space, VirtPage(0), SLOW));
+    let slow = Placing::In(SLOW);
+    assert!(!other.evictions().place(space, VirtPage(0), slow));
+}
+
+/// The pages that come with a fault on this one, that included. They are all there then.
+fn come(engine: &mut Engine<VecLedger>, space: SpaceId, page: u64) -> Vec<u64> {
+    let fault = Fault {
+        space,
+        page: VirtPage(page),
+        write: false,
+        thread: undercroft_base::ThreadId(1),
+        urgent: false,
+    };
+    let mut plan = LoadPlan::default();
+    engine.faults().answer(fault, &mut plan);
+    for item in &mut plan.items {
+        item.install = Install::Done;
+    }
+    engine.faults().finish(fault, &mut plan.items);
+    plan.items.iter().map(|item| item.page.0).collect()
+}
+
+#[test]
+fn linked_pages_come_together_and_leave_no_copy_in_the_slowest_tier() {
+    let (mut engine, space) = engine_that(40, true);
+    devices(&mut engine);
+    for page in [8, 9] {
+        let item = select(&mut engine, down(space, page, 1))[0];
+        engine.migrations().demoted(item, SLOW, Slot(page));
+    }
+    let link = |engine: &mut Engine<VecLedger>, page, next| {
+        let next = Placing::With(VirtPage(next));
+        engine.evictions().place(space, VirtPage(page), next)
+    };
+    assert!(link(&mut engine, 12, 12), "nothing comes with it");
+    let circle = [(30, 3), (3, 9), (9, 30), (5, 6), (6, 7), (7, 6)];
+    for (page, next) in circle {
+        assert!(link(&mut engine, page, next));
+    }
+    for (page, next) in [(3, 5000), (5000, 3), (3, u64::MAX), (u64::MAX, 3)] {
+        assert!(!link(&mut engine, page, next), "there is no such page");
+    }
+    assert_eq!(come(&mut engine, space, 9), [3, 9, 30]);
+    assert_eq!(come(&mut engine, space, 5), [5, 6, 7], "each comes once");
+    assert_eq!(come(&mut engine, space, 8), [8]);
+    let kept = |page| {
+        let entry = engine.books().entry(space, VirtPage(page));
+        entry.flags.has(Flags::RETAINED)
+    };
+    assert_eq!([3, 9, 30, 8].map(kept), [true, false, true, true]);
+    // A link that is taken back, and those of a plugin that has ended.
+    assert!(link(&mut engine, 20, 21) && link(&mut engine, 20, 20) && link(&mut engine, 22, 23));
+    assert_eq!(come(&mut engine, space, 20), [20]);
+    engine.evictions().forget_places();
+    assert_eq!(come(&mut engine, space, 22), [22]);
 }
 
 /// Notes what is told of tiers.

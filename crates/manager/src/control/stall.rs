@@ -102,6 +102,9 @@ impl Control {
     pub(super) fn note_stall(&mut self) {
         let (now, waited) = self.time_and_wait();
         self.bounds.stall.pressure.note(now, waited);
+        if let Some(advice) = self.shared.books.advice() {
+            advice.note_waited(waited);
+        }
         let Some(bound) = &mut self.bounds.stall.bound else {
             return;
         };

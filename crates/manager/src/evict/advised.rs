@@ -133,7 +133,7 @@ fn run(
         match wish.what {
             What::Prefetch => loads.set(true),
             What::ReclaimNow => leaves.set(true),
-            What::Reclaim | What::Place(_) | What::Move { .. } => {}
+            What::Reclaim | What::Place(_) | What::Link(_) | What::Move { .. } => {}
         }
         advice.wishes.add(wish);
     };
@@ -212,7 +212,7 @@ impl Evictor {
         (Some(advice), wishes)
     }
 
-    /// Has the engine know where the plugin wants pages to go.
+    /// Has the engine know where the plugin wants pages to go, and which come together.
     fn take_places(&self, advice: &Advice) {
         let next = std::iter::from_fn(|| advice.wishes.next_place());
         let places: Vec<_> = next.take(PLACES_A_BATCH).collect();
@@ -223,7 +223,7 @@ impl Evictor {
         let mut evictions = engine.evictions();
         let known = places
             .iter()
-            .filter(|(space, page, tier)| evictions.place(*space, *page, *tier));
+            .filter(|(space, page, placing)| evictions.place(*space, *page, *placing));
         let known = known.count() as u64;
         drop(engine);
         advice.note_places(places.len() as u64, known);

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use rustix::process::{Pid, Signal, kill_process};
-use undercroft_tests::{Job, MIB, Running, build, turn};
+use undercroft_tests::{Job, MIB, Running, build, has_access_bits, turn};
 
 use crate::flexswap::{count, parameter, policy, set, text};
 
@@ -123,6 +123,38 @@ fn groups_leave_a_full_buffer_and_come_back_by_a_file() {
     );
     assert_eq!(parameter(&status, "pages_left_out"), Some(0), "{status}");
     end(run);
+}
+
+/// As `tiers::sequences_go_to_the_disk_and_come_back`, by a file. No other page comes along.
+#[test]
+fn sequences_go_to_the_disk_and_come_back_together_by_a_file() {
+    turn!(one_at_a_time, "a plain run has no policy");
+    let folder = tempfile::tempdir_in("/var/tmp").expect("a scratch folder");
+    let Some(file) = policy("locality", folder.path()).filter(|_| has_access_bits()) else {
+        return;
+    };
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let outcome = Job::new(build("touch"))
+        .args(["10", "--rounds", "7", "--pace", "250", "--random-data"])
+        .limit(5 * MIB)
+        .options(["--policy", text(&file), "--placement", "waterfall"])
+        .options(["--prefetch", "none", "--access-scan", "10ms"])
+        .tier(&format!("file:{},size=1G", at("ssd")))
+        .tier(&format!("file:{},size=1G,shape=hdd-7200", at("disk")))
+        .run()
+        .expect(0);
+    println!("{outcome}");
+    let report = outcome.report.as_ref().expect("a report");
+    for what in ["reads", "writes"] {
+        assert!(report["tiers"][1][what].as_u64() > Some(200), "{outcome}");
+    }
+    let along = count(report, "/pages/swapped_in") - count(report, "/faults/swap_in");
+    assert!(along > 200, "{along} pages came along: {outcome}");
+    assert_eq!(outcome.number("counters.lost"), Some(0.0), "{outcome}");
+    assert!(
+        (0..2).all(|at| report["tiers"][at]["errors"] == 0),
+        "{outcome}"
+    );
 }
 
 /// Odd pages shall go to the second file.

@@ -362,3 +362,57 @@ fn figure(pairs: &[Pair]) -> Figure {
         ],
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// SSD and disk by the file of the rule (`crates/tests/policies`).
+    fn by_file(program: &Program, streams: &[PageStream], file: &str) -> anyhow::Result<SimReport> {
+        let percent = program.memory_percent;
+        let setup = setup(&[SSD, DISK], "waterfall", percent, program.reference)?;
+        let reclaim = format!("{}+{file}", setup.reclaim);
+        Ok(simulate(streams, &Setup { reclaim, ..setup }, &mut |_| ())?)
+    }
+
+    /// A sixteenth of the pages of two programs, or with `HYBRIDSWAP_DIVISOR` set such a part of
+    /// all programs. The small experiment has 4.
+    #[test]
+    fn locality_as_a_file_saves_writes_and_faults_as_the_rule_does() {
+        let folder = tempfile::tempdir().expect("a directory");
+        let Some(file) = crate::policy_file::build("locality", folder.path()) else {
+            return;
+        };
+        let divisor = std::env::var("HYBRIDSWAP_DIVISOR").ok();
+        let divisor: Option<u64> = divisor.map(|text| text.parse().expect("a number"));
+        let few =
+            |of: &&Program| divisor.is_some() || ["image", "matrix inverse"].contains(&of.name);
+        for program in PROGRAMS.iter().filter(few) {
+            let spec = program.spec(program.instances, divisor.unwrap_or(16));
+            let streams = streams_of(&open::open(&spec).expect("a trace"), 4096).expect("pages");
+            let run = |swap| {
+                let percent = program.memory_percent;
+                let ended = program.run(&streams, SSD, swap, percent);
+                ended.expect("it runs")
+            };
+            let pair = |hybrid| Pair {
+                program,
+                spec: spec.clone(),
+                ssd: run(Swap::Ssd),
+                hybrid,
+            };
+            let rule = pair(run(Swap::Hybrid));
+            let of = pair(by_file(program, &streams, &file).expect("it runs"));
+            let changes = |of: &Pair| [of.writes(), of.faults(), of.time()];
+            let (rule, of) = (changes(&rule), changes(&of));
+            println!(
+                "{}: writes to the SSD, faults, time, change in %: {rule:.1?}, as a file {of:.1?}",
+                program.name
+            );
+            assert!(rule[0] < -10.0 && rule[1] < -10.0, "{rule:?}");
+            for at in 0..2 {
+                assert!(of[at] <= rule[at] + 5.0, "{rule:?}, {of:?}");
+            }
+        }
+    }
+}

@@ -230,3 +230,44 @@ fn table(rows: Vec<Vec<String>>) -> Table {
         rows,
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The rule's bound, and the file's (`crates/tests/policies`), at the small size.
+    #[test]
+    fn a_stall_bound_is_kept_by_the_file_as_by_the_rule() {
+        let folder = tempfile::tempdir().expect("a directory");
+        let file = crate::policy_file::build_with("locality", Some("STALL_MAX=70"), folder.path());
+        let Some(file) = file else {
+            return;
+        };
+        let program = &PROGRAMS[0];
+        let spec = spec(program.pattern, INSTANCES, PAGES_SMALL, USES_SMALL);
+        let streams = streams_of(&open::open(&spec).expect("a trace"), 4096).expect("pages");
+        let tiers = [SSD, DISK];
+        let found = setup(
+            &tiers,
+            "waterfall",
+            program.memory_percent,
+            program.reference,
+        );
+        let found = found.expect("a setup");
+        let reclaim = format!("{}+{file}", found.reclaim);
+        let by_file = simulate(&streams, &Setup { reclaim, ..found }, &mut |_| ());
+        let by_file = by_file.expect("it runs");
+        let by_rule = |case: &[u32]| simulated(program, &streams, Some(case)).expect("it runs");
+        let reports = [by_rule(&[0]), by_rule(&[70]), by_file];
+        let [free, rule, of] = reports.each_ref().map(waits);
+        let disk = |report: &SimReport| report.tiers[1].pages_written;
+        println!(
+            "percent of the time: without a bound {free:.1?}, with one by the rule {rule:.1?}, by \
+             the file {of:.1?}; to the disk {:?}",
+            reports.each_ref().map(disk)
+        );
+        assert!(free.iter().all(|waits| *waits > 70.0 + MUST), "{free:?}");
+        assert!(of.iter().all(|waits| *waits < 70.0 + MUST), "{of:?}");
+        assert!(disk(&reports[2]) > 0, "pages go to the disk all the same");
+    }
+}

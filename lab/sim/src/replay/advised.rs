@@ -35,6 +35,10 @@ impl Client<'_> {
             limit: books.limit().0,
             used: books.dram_used().0,
             faults: books.stats().faults,
+            waited_ms: (self.clock - self.came)
+                .0
+                .saturating_sub(self.spent.reference.0)
+                / MS,
         };
         let now_ms = self.now().0 / 1_000_000;
         if self.next_scan().is_some_and(|due| due <= self.clock) {
@@ -42,8 +46,8 @@ impl Client<'_> {
         }
         if let Some(plugin) = &mut self.plugin {
             plugin.tell(memory, self.engine.books().ranked_tiers(), now_ms);
-            for (space, page, tier) in plugin.take_places() {
-                self.engine.evictions().place(space, page, tier);
+            for (space, page, placing) in plugin.take_places() {
+                self.engine.evictions().place(space, page, placing);
             }
         }
     }

@@ -411,6 +411,9 @@ impl<'a> Client<'a> {
                 if along {
                     *mark = (*mark & !AHEAD) | KNOWN;
                     self.seen.ahead_used += 1;
+                    if let Some(plugin) = &self.plugin {
+                        plugin.first_used(self.space, VirtPage(u64::from(no.0)));
+                    }
                 }
                 let late = along && self.ahead_until > Time::default();
                 if late || (*mark & SHARED != 0 && write) {

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use undercroft_base::{SpaceId, TierId, VirtPage};
-use undercroft_engine::{Engine, Ledger, WishedMove};
+use undercroft_engine::{Engine, Ledger, Placing, WishedMove};
 use undercroft_plugin::{
     Desk, Ears, Event, Failure, Found, Host, Memory, Policy, Tier, What, Wish, Wishes,
 };
@@ -80,7 +80,7 @@ impl Plugin {
                 What::Reclaim => &mut *wishes,
                 What::ReclaimNow => &mut *now,
                 What::Prefetch => &mut *loads,
-                What::Place(_) | What::Move { .. } => {
+                What::Place(_) | What::Link(_) | What::Move { .. } => {
                     places.add(wish);
                     return;
                 }
@@ -94,6 +94,7 @@ impl Plugin {
             limit: books.limit().0,
             used: books.dram_used().0,
             faults: books.stats().faults,
+            waited_ms: now_ms / 2,
         };
         let tiers = books.ranked_tiers().iter().map(Tier::of);
         self.desk.tiers(tiers, places.moves_free());
@@ -123,8 +124,8 @@ impl Plugin {
         self.wishes.drain(..some).collect()
     }
 
-    /// Takes the oldest place that it wishes for a page.
-    pub(super) fn take_place(&mut self) -> Option<(SpaceId, VirtPage, TierId)> {
+    /// Takes the oldest page for which it wishes a tier or a companion.
+    pub(super) fn take_place(&mut self) -> Option<(SpaceId, VirtPage, Placing)> {
         self.places.next_place()
     }
 
@@ -233,8 +234,9 @@ impl Policy for Meddler {
             let (from, to) = (tier(), tier());
             let pages = random.below(40);
             let (space, page) = any_page(random, &self.heard);
-            let what = match random.below(3) {
+            let what = match random.below(4) {
                 0 => What::Place(to),
+                1 => What::Link(any_page(random, &self.heard).1),
                 _ => What::Move { pages, from, to },
             };
             host.wish(Wish { what, space, page });

@@ -1,17 +1,19 @@
 //! Places of pages, and moves of copies, that a plugin wishes.
 
-use undercroft_engine::BatchIndex;
+use undercroft_engine::{BatchIndex, Placing};
 use undercroft_policy::place::TierOrder;
 
 use super::meddler::Plugin;
 use super::world::World;
 
 impl World {
-    /// Has the engine know where the plugin wants pages to go.
+    /// Has the engine know where the plugin wants pages to go, and which come together.
     pub(super) fn note_places(&mut self) {
-        while let Some((space, page, tier)) = self.plugin.as_mut().and_then(Plugin::take_place) {
-            if !self.engine.evictions().place(space, page, tier) {
-                self.saw("a plugin's place: of no page or tier");
+        while let Some((space, page, placing)) = self.plugin.as_mut().and_then(Plugin::take_place) {
+            match (self.engine.evictions().place(space, page, placing), placing) {
+                (false, _) => self.saw("a plugin's place: of no page or tier"),
+                (true, Placing::With(_)) => self.saw("a plugin's place: beside another page"),
+                (true, Placing::In(_)) => {}
             }
         }
     }

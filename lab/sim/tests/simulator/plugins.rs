@@ -16,11 +16,13 @@ fn module(on_event: &str) -> Vec<u8> {
             (import "undercroft" "reclaim" (func $reclaim (param i32 i64) (result i32)))
             (import "undercroft" "prefetch" (func $prefetch (param i32 i64) (result i32)))
             (import "undercroft" "place" (func $place (param i32 i64 i32) (result i32)))
+            (import "undercroft" "link_page" (func $link (param i32 i64 i64) (result i32)))
             (import "undercroft" "move_pages"
                 (func $move (param i32 i64 i32 i32 i32) (result i32)))
             (import "undercroft" "scan" (func $scan (param i64) (result i32)))
             (memory (export "memory") 1)
             (global $asked (mut i32) (i32.const 0))
+            (global $last (mut i64) (i64.const 0))
             (global $bits (mut i64) (i64.const 0))
             (global $dice (mut i64) (i64.const 88172645463325252))
             (func $roll (result i64)
@@ -230,6 +232,29 @@ fn pages_go_and_move_in_a_replay_where_a_policy_file_says() {
     assert!(first > 3000 && moved > 100, "{first} and {moved}");
 }
 
+/// Each page that is used comes with the one that was used before it.
+const LINKED: &str = "
+    (if (i32.or (i32.eq (local.get $kind) (i32.const 1)) (i32.eq (local.get $kind) (i32.const 5)))
+        (then
+            (drop (call $link (local.get $space) (global.get $last) (local.get $page)))
+            (global.set $last (local.get $page))))";
+
+#[test]
+fn pages_that_a_policy_file_links_come_together_in_a_replay_wherever_they_are() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("linked.wasm");
+    std::fs::write(&path, module(LINKED)).unwrap();
+    let path = path.to_str().unwrap();
+    // Neighbours in time are no neighbours in memory.
+    let pages = || (0..20_000u64).map(|at| at * 379 % 1000);
+    let (with, without) = (
+        misses(path, SimRoom::Ahead, pages()),
+        misses("auto", SimRoom::Ahead, pages()),
+    );
+    assert!(4 * with < without, "{with} of {without}");
+    assert_eq!(misses(path, SimRoom::Ahead, pages()), with);
+}
+
 /// Names random pages and spaces at each event, and traps now and then.
 fn hostile(_seed: u64) -> Box<dyn Policy> {
     let text = "(drop (call $reclaim (local.get $space)
@@ -242,6 +267,8 @@ fn hostile(_seed: u64) -> Box<dyn Policy> {
         (drop (call $prefetch (i32.wrap_i64 (call $roll)) (call $roll)))
         (drop (call $place (local.get $space) (local.get $page)
             (i32.wrap_i64 (i64.rem_s (call $roll) (i64.const 4)))))
+        (drop (call $link (local.get $space) (local.get $page)
+            (i64.add (local.get $page) (i64.rem_s (call $roll) (i64.const 16)))))
         (drop (call $move (local.get $space) (local.get $page) (i32.const 32)
             (i32.wrap_i64 (i64.rem_u (call $roll) (i64.const 4)))
             (i32.wrap_i64 (i64.rem_u (call $roll) (i64.const 4)))))
