@@ -149,6 +149,12 @@ const CLIENT: &[OfClient] = &[
         |of| of.guest.map(|guest| guest.given_back_bytes as f64),
     ),
     (
+        "undercroft_guest_locked_bytes",
+        "gauge",
+        "Memory of it that programs have locked for I/O, of what was to leave.",
+        |of| of.guest.map(|guest| guest.locked_bytes as f64),
+    ),
+    (
         "undercroft_takeovers_total",
         "counter",
         "Managers that took over from one that had died, or was replaced.",

@@ -111,6 +111,7 @@ fn a_virtual_machine_has_metrics_of_its_own_and_others_have_none() {
         ("resident_bytes", "200", mib(60.0)),
         ("stored_bytes", "200", mib(90.0)),
         ("given_back_bytes_total", "200", mib(30.0)),
+        ("locked_bytes", "200", 0.0),
     ];
     assert_eq!(of_guest, expected);
 }

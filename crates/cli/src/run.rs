@@ -80,6 +80,7 @@ pub(crate) fn options_of_checked(args: RunArgs) -> Result<RunOptions, Failure> {
         client,
         command: args.command,
         guest: None,
+        locks: None,
         report: args.report.map(ReportTo::of),
         daemon: args.daemon,
         wait_all: args.wait_all,

@@ -3,13 +3,14 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::os::fd::{AsRawFd, IntoRawFd};
+use std::io;
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use undercroft_base::{Bytes, PageSize};
-use undercroft_proto::options::RunOptions;
+use undercroft_base::{Bytes, PageCount, PageSize};
+use undercroft_proto::options::{LockMemory, RunOptions};
 use undercroft_sys::huge_pages::HugePages;
-use undercroft_sys::object;
+use undercroft_sys::{object, page_locks};
 use undercroft_terminal::{Failure, status};
 use undercroft_tier::source::{self, Source};
 
@@ -113,22 +114,44 @@ pub(crate) fn options(mut args: VmArgs) -> Result<RunOptions, Failure> {
     if args.page_size == PageSize::Large {
         fits_large_pages(bytes, options.client.memory_max)?;
     }
-    let memfd = object::create("undercroft-guest", bytes, args.page_size).map_err(|error| {
+    let (memfd, locks) = memories(bytes, args.page_size, options.client.memory_max)?;
+    if is_qemu {
+        options
+            .command
+            .extend(qemu_arguments(bytes, memfd.as_raw_fd(), args.page_size));
+    }
+    // From here on as descriptors that this process was given: the program inherits them.
+    options.guest = Some(memfd.into_raw_fd());
+    options.locks = Some(locks);
+    Ok(options)
+}
+
+/// The memory of a guest, and that in which programs lock its pages.
+fn memories(bytes: Bytes, page: PageSize, limit: Bytes) -> Result<(OwnedFd, LockMemory), Failure> {
+    let refuse = |error: io::Error| {
         Failure::new(
             status::RUN_FAILED,
             format!("cannot make the guest's memory of {bytes}"),
             error.to_string(),
             "give the guest less memory, or raise RLIMIT_FSIZE (ulimit -f)",
         )
-    })?;
-    if is_qemu {
-        options
-            .command
-            .extend(qemu_arguments(bytes, memfd.as_raw_fd(), args.page_size));
-    }
-    // From here on as a descriptor that this process was given: the program inherits it.
-    options.guest = Some(memfd.into_raw_fd());
-    Ok(options)
+    };
+    let memfd = object::create("undercroft-guest", bytes, page).map_err(refuse)?;
+    Ok((memfd, lock_memory(bytes, page, limit).map_err(refuse)?))
+}
+
+/// The memory in which programs lock pages of a guest of `bytes` bytes. All of them may lock a
+/// quarter of the limit: twice as much is kept at most, and the other half moves.
+fn lock_memory(bytes: Bytes, page: PageSize, limit: Bytes) -> io::Result<LockMemory> {
+    let each = page.bytes() as u64;
+    let most = bytes.min(limit).0 / (4 * page_locks::CLIENTS as u64 * each);
+    let each_max = PageCount(most.max(1));
+    let pages = PageCount(bytes.0.div_ceil(each));
+    let memfd = page_locks::create(pages, page, each_max)?;
+    Ok(LockMemory {
+        memfd: memfd.into_raw_fd(),
+        each_max: each_max.0,
+    })
 }
 
 /// The run whose program listens at `socket` for machines that begin as `file` has them.

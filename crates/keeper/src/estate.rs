@@ -15,7 +15,7 @@ use rustix::process::{Resource, getrlimit};
 use undercroft_proto::kept;
 use undercroft_proto::legacy;
 use undercroft_proto::messages::{Launch, MANAGER_TITLE, Notice};
-use undercroft_proto::options::{ClientOptions, RunOptions};
+use undercroft_proto::options::{ClientOptions, LockMemory, RunOptions};
 use undercroft_proto::report::ShownCommand;
 use undercroft_proto::tiers;
 use undercroft_sys::inherit;
@@ -38,6 +38,8 @@ pub(super) struct Estate {
     ledger: SharedMemory,
     /// The memory of a virtual machine.
     guest: Option<OwnedFd>,
+    /// The locks of its pages.
+    locks: Option<OwnedFd>,
     policy: SharedMemory,
     pub(super) legacy: SharedMemory,
     tiers: Vec<OpenTier>,
@@ -88,6 +90,14 @@ impl Estate {
             SharedMemory::create("uc-ledger", undercroft_engine::bytes_for(ledger_chunks))?;
         let legacy = legacy::fresh(is_limited())?;
         let guest = options.guest.map(inherit::copy_of).transpose()?;
+        let locks = (options.locks).map(|of| inherit::copy_of(of.memfd));
+        let locks = locks.transpose()?;
+        let lock_memory = |memfd: &OwnedFd| {
+            options.locks.map(|of| LockMemory {
+                memfd: memfd.as_raw_fd(),
+                ..of
+            })
+        };
         let policy = kept::fresh()?;
         let launch = Launch {
             options: options.client.clone(),
@@ -105,6 +115,7 @@ impl Estate {
             tiers: tiers.iter().map(tiers::launch).collect(),
             legacy: legacy.as_fd().as_raw_fd(),
             guest: guest.as_ref().map(AsRawFd::as_raw_fd),
+            locks: locks.as_ref().and_then(lock_memory),
             policy: Some(policy.as_fd().as_raw_fd()),
             handover: -1,
             predecessor: None,
@@ -115,6 +126,7 @@ impl Estate {
             status,
             ledger,
             guest,
+            locks,
             policy,
             legacy,
             tiers,
@@ -181,6 +193,7 @@ impl Estate {
         ];
         inherited.extend(predecessor.map(AsFd::as_fd));
         inherited.extend(self.guest.as_ref().map(AsFd::as_fd));
+        inherited.extend(self.locks.as_ref().map(AsFd::as_fd));
         inherited.extend(self.tiers.iter().flat_map(tiers::descriptors));
         let (log, said) = Log::new()?;
         let child = spawn_manager(&self.binary, &launch, &inherited, said)?;

@@ -67,6 +67,9 @@ use voice::Voice;
 /// The variable that tells a program the number of the descriptor of its guest's memory.
 pub const GUEST_VARIABLE: &str = "UNDERCROFT_MEMORY_FD";
 
+/// The variable that tells it the number of the descriptor of the locks of its pages.
+pub const LOCKS_VARIABLE: &str = "UNDERCROFT_LOCKS_FD";
+
 /// Status when Undercroft, not the program, failed.
 pub const OUR_FAILURE: i32 = 125;
 
@@ -521,6 +524,9 @@ fn start_program(
         .env(SOCKET_VARIABLE, dir.path(SHIM_SOCKET));
     if let Some(guest) = options.guest {
         command.env(GUEST_VARIABLE, guest.to_string());
+    }
+    if let Some(locks) = options.locks {
+        command.env(LOCKS_VARIABLE, locks.memfd.to_string());
     }
     if let Some(group) = outside.line.group {
         command.process_group(group as i32); // a terminal's keys are for it

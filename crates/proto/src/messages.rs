@@ -8,13 +8,13 @@ use serde::{Deserialize, Serialize};
 use undercroft_qos::{LatencyBound, StallMax};
 
 use crate::grant::Turn;
-use crate::options::ClientOptions;
+use crate::options::{ClientOptions, LockMemory};
 use crate::report::{Report, ShownCommand};
 use crate::tiers::TierLaunch;
 
 /// Version of the messages in this file: [`Launch`], [`Request`] and [`Notice`]. A keeper and a
 /// manager of different binaries must have the same.
-pub const VERSION: u64 = 7;
+pub const VERSION: u64 = 8;
 
 /// The name that a manager has, before the number of its run. The binary knows by it that it is a
 /// manager, and reads its [`Launch`] from standard input.
@@ -56,6 +56,8 @@ pub struct Launch {
     pub legacy: i32,
     /// Memfd of the memory of a virtual machine; `None`: the program is none.
     pub guest: Option<i32>,
+    /// The locks of its pages.
+    pub locks: Option<LockMemory>,
     /// Memfd of the policy file that users have set; `None`: the keeper is too old to have it.
     #[serde(default)]
     pub policy: Option<i32>,
@@ -222,7 +224,7 @@ mod tests {
         "listener":3,"link":4,"status":5,"ledger":6,"ledger_chunks":512,
         "tiers":[{"memory":7,"backing":null,"device":null,"bell":null,"profile":null},
         {"memory":8,"backing":[9,"/a:b",1048576],"device":13,"bell":14,"profile":null}],
-        "legacy":10,"guest":15,"handover":11,"predecessor":12}"#;
+        "legacy":10,"guest":15,"locks":{"memfd":16,"each_max":18446744073709551615},"handover":11,"predecessor":12}"#;
     const OTHERS: [&str; 6] = [
         r#"{"Holder":17}"#,
         r#"{"Finish":{"exit_status":-9,"wall_ns":18446744073709551615}}"#,

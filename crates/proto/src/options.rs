@@ -250,6 +250,15 @@ impl ReportTo {
     }
 }
 
+/// The memory in which programs lock pages of a guest.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct LockMemory {
+    /// The descriptor of its memfd.
+    pub memfd: i32,
+    /// Pages that one program may lock.
+    pub each_max: u64,
+}
+
 /// Options of one `undercroft run`.
 #[derive(Clone, Debug)]
 pub struct RunOptions {
@@ -260,6 +269,8 @@ pub struct RunOptions {
     /// The descriptor of the memory of a virtual machine, which the program is given; `None`: it is
     /// no monitor of one.
     pub guest: Option<i32>,
+    /// The memory in which the program locks pages of it.
+    pub locks: Option<LockMemory>,
     /// Where to write the report.
     pub report: Option<ReportTo>,
     /// The class to ask the daemon for; `None`: no daemon is asked.

@@ -21,6 +21,7 @@ pub mod maps;
 pub mod memory;
 pub mod nvm;
 pub mod object;
+pub mod page_locks;
 pub mod pagemap;
 pub mod probe;
 pub mod process;

@@ -48,6 +48,7 @@ const SECOND: [&str; 37] = [
     "vm_kvm::a_running_guest_outlives",
     "vm_kvm::pages_that_a_running_guest_gives_back",
     "vm_large::",
+    "vm_locks::",
 ];
 
 /// Groups of tests that take turns: a change runs one line of each. The lines of a group take about

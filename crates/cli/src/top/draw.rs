@@ -435,6 +435,8 @@ mod tests {
             stored_bytes: 90 << 20,
             given_back_bytes: 30 << 20,
             huge_pages_short: None,
+            locked_bytes: 0,
+            locks_ignored: 0,
             handed_over: None,
             access: GuestAccess::Scanned,
         });

@@ -119,6 +119,8 @@ impl GuestWatch {
                 away += pages * process.page_size().bytes() as u64;
             }
         }
+        let locks = shared.locks.as_ref().map(|locks| locks.now());
+        let (locked, locks_ignored) = locks.unwrap_or_default();
         Some(GuestMemory {
             bytes: object.bytes().0,
             resident_bytes: object.allocated().unwrap_or_default().0,
@@ -126,6 +128,8 @@ impl GuestWatch {
             given_back_bytes: (self.process.as_ref())
                 .and_then(|process| process.hosted.as_ref())
                 .map_or(0, |hosted| hosted.guest.given_back().bytes().0),
+            locked_bytes: locked.0 * object.page_size().bytes() as u64,
+            locks_ignored,
             huge_pages_short: (object.page_size() == PageSize::Large)
                 .then(|| shared.gauges.pool_short.load(Ordering::Relaxed)),
             handed_over: None,
@@ -303,7 +307,7 @@ impl Control {
         row.put(Number::VIEW, base.0);
         row.put(Number::HOST, host.space.0.into());
         row.set(Flag::Guest);
-        let guest = Guest::new(object, uffd, base)?;
+        let guest = Guest::new(object, uffd, base)?.with_locks(shared.locks.clone());
         let process = Arc::new(Process::of_guest(space, guest, host, row));
         told::listen(shared, &process).map_err(Unfit::Unheard)?;
         shared.books.engine().layout().attached(space, whole);
@@ -343,6 +347,7 @@ pub(super) fn revive(
     let uffd = Uffd::from_stranger(fds[Fds::Uffd as usize].take()?).ok()?;
     let base = VirtPage(heir.number(Number::VIEW));
     let guest = Guest::new(shared.guest.clone()?, uffd, base).ok()?;
+    let guest = guest.with_locks(shared.locks.clone());
     Some(Arc::new(Process::of_guest(heir.space, guest, host, row)))
 }
 

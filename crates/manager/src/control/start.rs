@@ -7,7 +7,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
-use undercroft_base::{Bytes, Cpus, PageKey, PageSize, TierId};
+use undercroft_base::{Bytes, Cpus, PageCount, PageKey, PageSize, TierId};
 use undercroft_engine::{Config, Engine, InHand, LedgerError, Room};
 use undercroft_policy::prefetch::first_touch::FirstTouches;
 use undercroft_proto::kept::Kept;
@@ -19,6 +19,7 @@ use undercroft_sys::inherit;
 use undercroft_sys::interrupts;
 use undercroft_sys::mapping::SharedMemory;
 use undercroft_sys::object::MemoryObject;
+use undercroft_sys::page_locks::PageLocks;
 use undercroft_sys::probe::{State, Swaps};
 use undercroft_sys::process::{self, PidFd};
 use undercroft_sys::restrict;
@@ -58,6 +59,7 @@ use crate::signals::Signals;
 use crate::space::access::Accesses;
 use crate::space::arrivals::Arrivals;
 use crate::space::graves::Graves;
+use crate::space::locks::Locks;
 use crate::space::processes::Processes;
 use crate::space::shared::Shared;
 use crate::space::watch::{self, Watch};
@@ -193,6 +195,8 @@ struct Memories {
     legacy: Arc<Legacy>,
     tiers: Vec<tiers::Inherited>,
     guest: Option<Arc<MemoryObject>>,
+    /// The locks of its pages.
+    locks: Option<Arc<Locks>>,
     /// The policy file that users have set.
     kept: Option<Kept>,
 }
@@ -238,11 +242,20 @@ impl Memories {
         let guest = guest
             .map(|memfd| MemoryObject::of(memfd.as_fd()))
             .transpose()?;
+        let locks = match (&guest, launch.locks) {
+            (Some(guest), Some(locks)) => {
+                let memfd = process::take_inherited(locks.memfd)?;
+                let memory = PageLocks::of(memfd.as_fd(), guest.whole().count())?;
+                Some(Arc::new(Locks::new(memory, PageCount(locks.each_max))))
+            }
+            _ => None,
+        };
         Ok(Memories {
             ledger,
             legacy,
             tiers,
             guest: guest.map(Arc::new),
+            locks,
             kept: kept.transpose()?,
         })
     }
@@ -460,7 +473,7 @@ fn share(
     let cpu_plan = CpuPlan::new(disk_cpu, options.rights.realtime);
     let fault_threads = cpu_plan.cpus.len();
     let (legacy, key) = (memories.legacy.clone(), memories.ledger.key());
-    let guest = memories.guest.clone();
+    let (guest, locks) = (memories.guest.clone(), memories.locks.clone());
     let (mut engine, tiers, inheritance) = match launch.predecessor {
         None => {
             let (engine, tiers) = begin(launch, memories)?;
@@ -486,6 +499,7 @@ fn share(
         books,
         processes: Processes::new(fault_threads),
         guest,
+        locks,
         arrivals: Arrivals::default(),
         graves: Graves::default(),
         gauges: Gauges::new(options.latency, options.memory_max),

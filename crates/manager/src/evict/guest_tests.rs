@@ -1,23 +1,27 @@
 //! Pages of guest memory on their way out, over a real userfaultfd.
 
 use std::io::Write;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use undercroft_base::{BASE_PAGE_BYTES, Bytes, PageState, VirtPage, VirtRange};
+use undercroft_base::{
+    BASE_PAGE_BYTES, Bytes, PageCount, PageSize, PageState, VirtPage, VirtRange,
+};
 use undercroft_engine::EvictItem;
 use undercroft_sys::mapping::SharedMemory;
 use undercroft_sys::object::MemoryObject;
+use undercroft_sys::page_locks::{self, Client, PageLocks};
 use undercroft_sys::uffd::{Features, Message, MessageBuf, RegisterMode, UffdError};
 use undercroft_sys::uffd_source::UffdSource;
 
 use super::Evictor;
 use crate::fault::model_tests::{options, shared};
 use crate::space::guest::Guest;
+use crate::space::locks::Locks;
 use crate::space::model::ModelMemory;
-use crate::space::port::{Answered, Asked, Space, Took, Wake, WayOut};
+use crate::space::port::{Answered, Asked, Begun, Space, Took, Wake, WayOut};
 use crate::space::process::Process;
 use crate::space::shared::Shared;
 
@@ -36,6 +40,9 @@ pub(crate) struct Machine {
     pub process: Arc<Process>,
     evictor: Evictor,
     pub items: Vec<EvictItem>,
+    /// In which clients lock its pages, two each.
+    lock_memory: OwnedFd,
+    locks: Arc<Locks>,
 }
 
 impl Machine {
@@ -64,6 +71,11 @@ impl Machine {
             .expect("a shared mapping");
         let object = MemoryObject::of(memory.as_fd()).expect("it opens anew");
         let guest = Guest::new(Arc::new(object), uffd, base).expect("base pages");
+        let (pages, each_max) = (PageCount(PAGES), PageCount(2));
+        let lock_memory = page_locks::create(pages, PageSize::Base, each_max).expect("a memfd");
+        let locks = PageLocks::of(lock_memory.as_fd(), pages).expect("it is one");
+        let locks = Arc::new(Locks::new(locks, each_max));
+        let guest = guest.with_locks(Some(locks.clone()));
         let mut options = options("ram");
         options.memory_max = Bytes(2 * PAGES * BASE_PAGE_BYTES as u64);
         let mut evictor = Evictor::new(shared(options)).expect("an evictor");
@@ -90,7 +102,22 @@ impl Machine {
             process,
             evictor,
             items,
+            lock_memory,
+            locks,
         })
+    }
+
+    /// A program that can lock pages.
+    fn client(&self, place: usize) -> Client {
+        Client::take(self.lock_memory.as_fd(), place).expect("a free place")
+    }
+
+    /// The pages of the group that would stay now, one bit each.
+    fn locked(&self) -> u64 {
+        match self.guest().begin(&self.items) {
+            Begun::Yes(asked) => asked.locked,
+            other => panic!("{other:?}"),
+        }
     }
 
     pub(crate) fn guest(&self) -> &Guest {
@@ -248,4 +275,97 @@ fn no_page_of_a_guest_begins_to_leave_while_resident_pages_stay() {
         drop(stays);
     });
     assert_eq!(machine.first(), (PageState::Stored, false));
+}
+
+/// Pages that a program has locked stay, and are not protected. They leave when it has ended.
+#[test]
+fn locked_pages_of_a_guest_stay_as_long_as_their_client_lives() {
+    let Some(mut machine) = Machine::new() else {
+        return;
+    };
+    let client = machine.client(3);
+    let pages: Vec<_> = machine.items.iter().map(|item| item.page).collect();
+    [0, 2].iter().for_each(|at| client.set(pages[*at], true));
+    assert_eq!(machine.locked(), 0b101);
+    machine.evict();
+    let states: Vec<_> = {
+        let engine = machine.shared.books.engine();
+        let state = |page: &VirtPage| engine.books().entry(machine.process.space, *page).state;
+        pages.iter().map(state).collect()
+    };
+    let is_here = |at: &usize| states[*at] == PageState::Resident;
+    assert_eq!((0..8).filter(is_here).collect::<Vec<_>>(), [0, 2]);
+    assert_eq!(machine.first(), (PageState::Resident, true));
+    std::thread::scope(|scope| {
+        let word = machine.word(pages[0]);
+        let writes = scope.spawn(|| word.fetch_add(1, Ordering::Relaxed));
+        std::thread::sleep(Duration::from_millis(50));
+        let waits = !writes.is_finished();
+        let on = machine.guest().protect(VirtRange::one(pages[0]), false);
+        assert!(!waits && on.is_ok(), "no thread serves faults");
+    });
+    assert_eq!(machine.locks.now(), (PageCount(2), 0));
+    client.set(pages[2], false);
+    assert_eq!(machine.locked() & 0b101, 0b001);
+    drop(client);
+    assert_eq!(machine.locked() & 0b101, 0);
+    assert_eq!(machine.locks.now(), (PageCount(0), 0));
+}
+
+/// Every page is locked. Of each client twice as many stay as it may lock, whichever they are.
+#[test]
+fn a_client_keeps_no_more_pages_of_a_guest_than_it_may() {
+    let Some(machine) = Machine::new() else {
+        return;
+    };
+    let (client, other) = (machine.client(0), machine.client(1));
+    let pages: Vec<_> = machine.items.iter().map(|item| item.page).collect();
+    pages.iter().for_each(|page| client.set(*page, true));
+    assert_eq!(machine.locked(), 0b1111);
+    assert_eq!(machine.locks.now(), (PageCount(4), 4));
+    client.set(pages[1], false);
+    assert_eq!(machine.locked(), 0b1_1101, "there is room for another");
+    assert_eq!(machine.locks.now(), (PageCount(4), 7));
+    pages[4..].iter().for_each(|page| other.set(*page, true));
+    assert_eq!(machine.locked(), 0b1111_1101);
+}
+
+/// The order of a client that locks a page while it leaves: it waits if it writes to it. The
+/// control is a client that only reads it. What its device writes is nowhere.
+#[test]
+fn a_client_that_locks_a_page_on_its_way_out_waits_if_it_writes_to_it() {
+    let Some(machine) = Machine::new() else {
+        return;
+    };
+    let (items, guest) = (&machine.items[..1], machine.guest());
+    let (page, client) = (items[0].page, machine.client(0));
+    let locked = || match guest.begin(items) {
+        Begun::Yes(asked) => asked.locked,
+        other => panic!("{other:?}"),
+    };
+    let (word, mut buffer) = (machine.word(page), [0; BASE_PAGE_BYTES]);
+    assert_eq!(locked(), 0);
+    client.set(page, true);
+    std::thread::scope(|scope| {
+        let writes = scope.spawn(|| word.fetch_add(0x10, Ordering::Relaxed));
+        let fault = machine.fault();
+        let waited = !writes.is_finished();
+        guest.stay(page, &buffer).expect("it is recalled");
+        writes.join().expect("it goes on");
+        assert!(waited);
+        assert_eq!(fault, (page, false), "a page of the object");
+    });
+    assert_eq!(locked(), 1, "the next time it stays");
+    client.set(page, false);
+    assert_eq!(locked(), 0);
+    client.set(page, true);
+    assert_eq!(word.load(Ordering::Relaxed), word_of(page) + 0x10);
+    guest.take(Answered::Done(Asked::default()), items, &mut buffer);
+    let object = guest.object();
+    let done = rustix::io::pwrite(object.as_fd(), &7u64.to_ne_bytes(), page.address());
+    assert_eq!(done, Ok(8));
+    guest.leaving(items, 1);
+    guest.left(items, 1);
+    object.read(page, &mut buffer).expect("read");
+    assert_eq!(buffer, [0; BASE_PAGE_BYTES], "the 7 is nowhere");
 }

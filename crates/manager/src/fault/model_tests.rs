@@ -127,6 +127,7 @@ fn shared_over(options: ClientOptions, tiers: Vec<MeteredTier>) -> Arc<Shared> {
         books: Books::new(engine, tiers, PageKey::KNOWN, legacy, None),
         processes: Processes::new(fault_threads),
         guest: None,
+        locks: None,
         arrivals: Arrivals::default(),
         graves: Graves::default(),
         gauges: Gauges::new(None, Bytes(u64::MAX)),

@@ -26,7 +26,8 @@
 //! to it is a fault. If it leaves before, its copy is right, and it is neither read nor stored.
 //!
 //! Not protected are writes that were begun by address translation before: a device that was given
-//! the memory (VFIO), or direct I/O into it. The command line refuses those.
+//! the memory (VFIO), or direct I/O into it. The command line refuses those, and a program of one's
+//! own locks the pages meanwhile (`locks.rs`).
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -40,6 +41,7 @@ use undercroft_sys::mapping::{PageBuf, ZeroPages};
 use undercroft_sys::object::MemoryObject;
 use undercroft_sys::uffd::{MessageBuf, Messages, RegisterMode, Uffd, UffdError};
 
+use super::locks::Locks;
 use super::port::{Answered, Asked, Begun, Late, Read, Space, Taken, Took, Wake, WayOut};
 use crate::sync::lock;
 
@@ -97,6 +99,8 @@ pub(crate) struct Guest {
     given_back: AtomicU64,
     /// Of large pages alone.
     large: Option<Large>,
+    /// Pages that programs keep in memory.
+    locks: Option<Arc<Locks>>,
 }
 
 /// Of memory in large pages.
@@ -148,7 +152,13 @@ impl Guest {
             balance: AtomicI64::new(0),
             given_back: AtomicU64::new(0),
             large,
+            locks: None,
         })
+    }
+
+    /// The same, with pages that stay as long as programs lock them.
+    pub(crate) fn with_locks(self, locks: Option<Arc<Locks>>) -> Guest {
+        Guest { locks, ..self }
     }
 
     pub(crate) fn page_size(&self) -> PageSize {
@@ -436,6 +446,11 @@ impl WayOut for Guest {
         if !runs.all(|(_, run)| self.protect(run, true).is_ok()) {
             return Begun::No;
         }
+        // After that, see `locks.rs`. A page whose protection stays is resident, as above.
+        let locked = (self.locks.as_ref()).map_or(0, |locks| locks.among(group));
+        for (_, run) in Guest::runs(group, locked) {
+            let _ = self.protect(run, false);
+        }
         let is_kept = |item: &EvictItem| {
             let large = self.large.as_ref();
             item.retained.is_some() && large.is_some_and(|large| large.is_unwritten(item.page))
@@ -444,6 +459,7 @@ impl WayOut for Guest {
         let kept = kept.filter_map(|(at, item)| is_kept(item).then_some(1 << at));
         Begun::Yes(Asked {
             kept: kept.sum(),
+            locked,
             ..Asked::default()
         })
     }
@@ -453,10 +469,10 @@ impl WayOut for Guest {
     }
 
     fn take(&self, answered: Answered, group: &[EvictItem], buffer: &mut [u8]) -> Took {
-        let kept = match answered {
-            Answered::Done(asked) => asked.kept,
-            Answered::Late(_) => 0,
+        let Answered::Done(Asked { kept, locked, .. }) = answered else {
+            unreachable!("{answered:?} of a memory object");
         };
+        let kept = kept & !locked;
         // What the monitor has given back since is read: as zeros.
         let is_there = |at: &usize| {
             let page = VirtRange::one(group[*at].page);
@@ -465,7 +481,7 @@ impl WayOut for Guest {
         let all = (0..group.len()).filter(|at| kept >> at & 1 == 1);
         let kept: u64 = all.filter(is_there).map(|at| 1 << at).sum();
         let (mut moved, each) = (kept, self.page_size().bytes());
-        for (from, run) in Guest::runs(group, !kept) {
+        for (from, run) in Guest::runs(group, !(kept | locked)) {
             let count = run.count().0 as usize;
             let bytes = &mut buffer[from * each..][..count * each];
             if self.object.read(run.start, bytes).is_ok() {
@@ -474,7 +490,7 @@ impl WayOut for Guest {
         }
         Took::Pages(Taken {
             moved,
-            refused: 0,
+            refused: locked,
             kept,
             read: Read::Yes,
         })

@@ -2,18 +2,20 @@
 
 use std::fs;
 use std::io::Write;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use undercroft_base::{Bytes, PageSize, Slot, Stamp, TierId, VirtPage, VirtRange};
+use undercroft_base::{Bytes, PageCount, PageSize, Slot, Stamp, TierId, VirtPage, VirtRange};
 use undercroft_engine::EvictItem;
 use undercroft_sys::mapping::SharedMemory;
 use undercroft_sys::object::{self, MemoryObject};
+use undercroft_sys::page_locks::{self, Client, PageLocks};
 use undercroft_sys::uffd::{Features, MessageBuf, Messages, RegisterMode, UffdError};
 use undercroft_sys::uffd_source::UffdSource;
 
 use super::guest::Guest;
+use super::locks::Locks;
 use super::port::{Answered, Begun, Space, Took, Wake, WayOut};
 use crate::fault::model_tests::{options, shared};
 
@@ -52,6 +54,8 @@ struct Large {
     memory: SharedMemory,
     /// A page that leaves, with a copy that a tier keeps.
     item: EvictItem,
+    /// In which a client locks its pages.
+    lock_memory: OwnedFd,
     // Last: the pages are free before.
     _pool: Pool,
 }
@@ -76,6 +80,10 @@ impl Large {
         uffd.register(view, RegisterMode::MISSING_WP)
             .expect("a shared mapping");
         let guest = Guest::new(Arc::new(object), uffd, base).expect("large pages");
+        let (pages, one) = (PageCount(PAGES), PageCount(1));
+        let lock_memory = page_locks::create(pages, PageSize::Large, one).expect("a memfd");
+        let locks = PageLocks::of(lock_memory.as_fd(), pages).expect("it is one");
+        let guest = guest.with_locks(Some(Arc::new(Locks::new(locks, one))));
         let mut options = options("ram");
         options.memory_max = Bytes(64 << 20);
         let shared = shared(options);
@@ -95,6 +103,7 @@ impl Large {
             guest,
             memory,
             item,
+            lock_memory,
             _pool: pool,
         })
     }
@@ -203,4 +212,25 @@ fn large_pages_that_are_there_are_found_and_results_are_in_large_pages() {
     let there = guest.install(VirtPage(1), &bytes[..BYTES], Wake::Later);
     assert_eq!(there, Err(UffdError::Exists { done: 0 }));
     assert_eq!(guest.take_balance(), 3);
+}
+
+/// A page that is as its copy, and that a device is about to write to.
+#[test]
+fn a_large_page_that_is_locked_stays_and_is_no_more_as_its_copy() {
+    let Some(large) = Large::new() else { return };
+    let (item, guest) = (large.item, &large.guest);
+    large.install(7);
+    let client = Client::take(large.lock_memory.as_fd(), 0).expect("a free place");
+    client.set(item.page, true);
+    let Begun::Yes(asked) = guest.begin(&[item]) else {
+        panic!("it begins");
+    };
+    let mut buffer = vec![0xee; BYTES];
+    let took = guest.take(Answered::Done(asked), &[item], &mut buffer);
+    assert!(matches!(took, Took::Pages(taken) if (taken.moved, taken.refused) == (0, 1)));
+    assert_eq!(buffer[0], 0xee, "it is not read");
+    let word = item.page.0 as usize * BYTES / 8 + 5;
+    large.memory.words()[word].store(9, Ordering::Relaxed); // no thread serves faults
+    drop(client);
+    assert_eq!(large.take(item), (false, 7), "another word of it is 9");
 }

@@ -25,6 +25,7 @@ pub(crate) mod identity;
 #[cfg(test)]
 mod large_tests;
 pub(crate) mod layout;
+pub(crate) mod locks;
 #[cfg(test)]
 pub(crate) mod model;
 pub(crate) mod order;

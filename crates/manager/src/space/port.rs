@@ -150,6 +150,8 @@ pub(crate) struct Asked {
     pub sharing: u64,
     /// Pages that are as the copies that tiers keep of them.
     pub kept: u64,
+    /// Pages that stay, because a program has locked them.
+    pub locked: u64,
 }
 
 /// The state of a group that was asked for.

@@ -11,6 +11,7 @@ use undercroft_sys::object::MemoryObject;
 
 use super::arrivals::Arrivals;
 use super::graves::Graves;
+use super::locks::Locks;
 use super::process::Process;
 use super::processes::Processes;
 use crate::books::Books;
@@ -26,6 +27,8 @@ pub(crate) struct Shared {
     pub processes: Processes,
     /// The memory of the run's virtual machine, if it has one.
     pub guest: Option<Arc<MemoryObject>>,
+    /// The locks of its pages.
+    pub locks: Option<Arc<Locks>>,
     /// New mappings that the books do not have yet.
     pub arrivals: Arrivals,
     /// Books that are still to be forgotten.

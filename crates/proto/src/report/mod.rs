@@ -156,6 +156,13 @@ pub struct GuestMemory {
     /// that takes over begins anew.
     #[serde(default)]
     pub huge_pages_short: Option<u64>,
+    /// Memory of it that programs have locked, of what was to leave.
+    #[serde(default)]
+    pub locked_bytes: u64,
+    /// Times that a locked page left all the same: its program has locked more than it may. A
+    /// manager that takes over begins anew.
+    #[serde(default)]
+    pub locks_ignored: u64,
     /// Machines whose monitors have handed their memory over, and which run now; null: it is the
     /// memory of the one machine that the program runs. The sizes are of all of them together. What
     /// is in memory cannot leave, and what has its copies in tiers was not read yet.
@@ -226,6 +233,12 @@ impl fmt::Display for GuestMemory {
         }
         if self.given_back_bytes > 0 {
             write!(f, "; {} given back so far", Bytes(self.given_back_bytes))?;
+        }
+        if self.locked_bytes > 0 {
+            write!(f, "; {} locked", Bytes(self.locked_bytes))?;
+        }
+        if self.locks_ignored > 0 {
+            write!(f, "; {} locks too many", self.locks_ignored)?;
         }
         match self.access.why_not() {
             Some(why) => write!(f, "; which pages it uses is not known: {why}"),

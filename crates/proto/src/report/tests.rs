@@ -139,6 +139,8 @@ fn guest() -> GuestMemory {
         stored_bytes: 90 << 20,
         given_back_bytes: 0,
         huge_pages_short: None,
+        locked_bytes: 0,
+        locks_ignored: 0,
         handed_over: None,
         access: GuestAccess::Scanned,
     }
@@ -359,6 +361,13 @@ fn summary_shows_logical_stored_and_ratio_side_by_side() {
     };
     let why = "; which pages it uses is not known: kernel swap is on";
     assert!(unknown.line().ends_with(why), "{}", unknown.line());
+    let locked = GuestMemory {
+        locked_bytes: 2 << 20,
+        locks_ignored: 7,
+        ..self::guest()
+    };
+    let both = "; 2.0 MiB locked; 7 locks too many";
+    assert!(locked.line().ends_with(both), "{}", locked.line());
     assert!(human_summary(&sample(), true).contains('\x1b'));
     let piped = Report {
         signal: Some(13),

@@ -52,4 +52,5 @@ mod vm;
 mod vm_access;
 mod vm_kvm;
 mod vm_large;
+mod vm_locks;
 mod watching;

@@ -303,6 +303,7 @@ pub(super) const MANAGER_ORDER: &[(&str, &[&str])] = &[
         &[
             "port",
             "anonymous",
+            "locks",
             "guest",
             "handed",
             "model",

@@ -244,6 +244,7 @@ impl WayOut for AgentOut<'_> {
                 at: Some(Instant::now()),
                 sharing,
                 kept: 0,
+                locked: 0,
             }),
             None => {
                 self.end(group);
