@@ -66,7 +66,9 @@ const FUNCTIONS: &[&str] = &[
     "scan",
     "gva_to_hva",
     "get_page_state",
+    "hva_to_gva",
     "get_fault_ip",
+    "get_fault_cr3",
     "get_memory_limit",
     "get_memory_usage",
     "get_pf_count",
@@ -83,6 +85,12 @@ const FUNCTIONS: &[&str] = &[
 
 /// Of these: a file that imports one hears where copies are.
 const OF_TIERS: &[&str] = &["place", "move_pages", "get_tier_count", "get_tier"];
+
+/// A file that imports one hears of instructions.
+const OF_FAULTS: &[&str] = &["get_fault_ip", "get_fault_cr3"];
+
+/// A file that imports one may ask about a guest.
+const OF_GUESTS: &[&str] = &["gva_to_hva", "hva_to_gva"];
 
 /// Linear memory of a plugin.
 const MEMORY_BYTES_MAX: usize = 16 << 20;
@@ -143,7 +151,7 @@ fn asks(caller: &mut Caller<'_, State>, what: What, space: i32, page: i64) -> i3
 }
 
 /// Our functions. None can fail: a wrong argument has an answer, too.
-fn linker(engine: &Engine) -> Result<Linker<State>, Error> {
+fn linker(engine: &Engine, is_short: bool) -> Result<Linker<State>, Error> {
     let mut linker = Linker::<State>::new(engine);
     let wishes = [
         ("reclaim", What::Reclaim),
@@ -166,7 +174,6 @@ fn linker(engine: &Engine) -> Result<Linker<State>, Error> {
             i32::from(caller.data_mut().host.scan(interval_ms as u64))
         },
     )?;
-    linker.func_wrap(OURS, "gva_to_hva", |_space: i32, page: i64| -> i64 { page })?;
     linker.func_wrap(
         OURS,
         "get_page_state",
@@ -174,9 +181,6 @@ fn linker(engine: &Engine) -> Result<Linker<State>, Error> {
             caller.data().host.page(space as u32, page as u64) as i32
         },
     )?;
-    linker.func_wrap(OURS, "get_fault_ip", |caller: Caller<'_, State>| -> i64 {
-        caller.data().host.instruction() as i64
-    })?;
     linker.func_wrap(
         OURS,
         "get_memory_limit",
@@ -194,8 +198,45 @@ fn linker(engine: &Engine) -> Result<Linker<State>, Error> {
         saturated(caller.data().host.memory().waited_ms)
     })?;
     link_parameters(&mut linker)?;
+    link_addresses(&mut linker, is_short)?;
     link_tiers(&mut linker)?;
     Ok(linker)
+}
+
+/// * `is_short`: the file is of the time when `gva_to_hva` had no table of a guest.
+fn link_addresses(linker: &mut Linker<State>, is_short: bool) -> Result<(), Error> {
+    linker.func_wrap(OURS, "get_fault_ip", |caller: Caller<'_, State>| -> i64 {
+        caller.data().host.instruction() as i64
+    })?;
+    linker.func_wrap(OURS, "get_fault_cr3", |caller: Caller<'_, State>| -> i64 {
+        caller.data().host.top_table() as i64
+    })?;
+    if is_short {
+        linker.func_wrap(OURS, "gva_to_hva", |_space: i32, page: i64| -> i64 { page })?;
+    } else {
+        linker.func_wrap(
+            OURS,
+            "gva_to_hva",
+            |mut caller: Caller<'_, State>, space: i32, cr3: i64, page: i64| -> i64 {
+                let host = &mut caller.data_mut().host;
+                known(host.gva_to_hva(space as u32, cr3 as u64, page as u64))
+            },
+        )?;
+    }
+    linker.func_wrap(
+        OURS,
+        "hva_to_gva",
+        |mut caller: Caller<'_, State>, space: i32, cr3: i64, page: i64| -> i64 {
+            let host = &mut caller.data_mut().host;
+            known(host.hva_to_gva(space as u32, cr3 as u64, page as u64))
+        },
+    )?;
+    Ok(())
+}
+
+/// A page, as a plugin hears it; -1: it is not known.
+fn known(page: Option<u64>) -> i64 {
+    page.and_then(|page| i64::try_from(page).ok()).unwrap_or(-1)
 }
 
 fn link_parameters(linker: &mut Linker<State>) -> Result<(), Error> {
@@ -324,6 +365,14 @@ fn check_imports(module: &Module) -> Result<(), Refusal> {
     })
 }
 
+/// Whether the module imports `gva_to_hva` as it was before there were guests: without a table.
+fn has_short(module: &Module) -> bool {
+    module.imports().any(|import| {
+        let arguments = import.ty().func().map(|of| of.params().len());
+        import.name() == "gva_to_hva" && arguments == Some(2)
+    })
+}
+
 impl Plugin {
     /// Reads a file's bytes, checks them, and starts the policy.
     /// * `host`: gets the parameters that it registers.
@@ -354,7 +403,7 @@ impl Plugin {
         let mut store = Store::new(&engine, state);
         store.limiter(|state| &mut state.limits);
         store.set_fuel(FUEL_START).map_err(no_start)?;
-        let linker = linker(&engine).map_err(no_start)?;
+        let linker = linker(&engine, has_short(&module)).map_err(no_start)?;
         let instance = linker.instantiate_and_start(&mut store, &module);
         let instance = instance.map_err(no_start)?;
         if instance.get_memory(&store, "memory").is_none() {
@@ -376,13 +425,14 @@ impl Plugin {
             init.call(&mut store, ()).map_err(no_start)?;
         }
         std::mem::swap(&mut store.data_mut().host, host);
-        if module
-            .imports()
-            .any(|import| import.name() == "get_fault_ip")
-        {
+        let imports = |of: &[&str]| module.imports().any(|import| of.contains(&import.name()));
+        if imports(OF_FAULTS) {
             host.ask_instructions();
         }
-        if (module.imports()).any(|import| OF_TIERS.contains(&import.name())) {
+        if imports(OF_GUESTS) {
+            host.ask_guest();
+        }
+        if imports(OF_TIERS) {
             host.ask_tiers();
         }
         Ok(Plugin { store, on_event })

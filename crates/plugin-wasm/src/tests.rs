@@ -1,7 +1,7 @@
 //! Files that are refused, what a hostile policy gets, and that a right one is heard.
 
 use undercroft_base::LatencyClass;
-use undercroft_plugin::{Desk, Memory, MovesFree};
+use undercroft_plugin::{Desk, Guest, GuestMemory, Memory, MovesFree};
 
 use super::*;
 
@@ -86,6 +86,7 @@ fn tell(desk: &mut Desk, kind: Kind, page: u64) -> Vec<Wish> {
         pages: 1,
         detail: 0,
         at: 0,
+        cr3: 0,
     };
     desk.hear(&event, &mut |wish| wishes.push(wish));
     wishes
@@ -349,6 +350,76 @@ fn a_policy_of_tiers_asks_about_them_and_wishes_places_and_moves_within_bounds()
     assert_eq!(told(1), (both, 0));
     assert_eq!(told(0), (places.to_vec(), 0), "no more moves may wait");
     assert_eq!(desk.counts().flooded, 2 * 3 + 1);
+}
+
+/// A guest whose programs have page 5 in its page 9, by tables in its pages 1 to 4.
+struct Small;
+
+impl GuestMemory for Small {
+    fn pages(&self) -> u64 {
+        16
+    }
+
+    fn read(&self, page: u64, from: usize, words: &mut [u64]) -> bool {
+        for (at, word) in words.iter_mut().enumerate() {
+            *word = match (page, from + at) {
+                (1..=3, 0) => (page + 1) << 12 | 7,
+                (4, 5) => 9 << 12 | 7,
+                _ => 0,
+            };
+        }
+        true
+    }
+}
+
+#[test]
+fn a_policy_asks_for_pages_of_a_guests_program_there_and_back() {
+    let of_guests = r#"
+        (import "undercroft" "gva_to_hva" (func $hva (param i32 i64 i64) (result i64)))
+        (import "undercroft" "hva_to_gva" (func $gva (param i32 i64 i64) (result i64)))
+        (import "undercroft" "get_fault_cr3" (func $cr3 (result i64)))"#;
+    let mut desk = desk(&text(
+        of_guests,
+        r#"(if (i64.ne (call $hva (local.get $space) (call $cr3) (local.get $page))
+                (local.get $detail)) (then (unreachable)))
+           (if (i64.lt_s (local.get $detail) (i64.const 0)) (then (return)))
+           (if (i64.ne (call $gva (local.get $space) (call $cr3) (local.get $detail))
+                (local.get $page)) (then (unreachable)))"#,
+        "",
+    ));
+    assert!(desk.asks_instructions() && desk.lacks_guest());
+    assert!(!self::desk(&text("", "", "")).lacks_guest());
+    desk.show_guest(Guest::new(SpaceId(7), Box::new(Small), 1));
+    assert!(!desk.lacks_guest());
+    let unknown = -1i64 as u64;
+    for (space, cr3, page, found) in [
+        (7, 0x1000, 5, 9),
+        (7, 0x1000, 6, unknown),
+        (7, 0x5000, 5, unknown),
+        (7, 0, 5, unknown),
+        (7, 0x1000, u64::MAX, unknown),
+        (8, 0x1000, 6, 6),
+    ] {
+        let event = Event {
+            space: SpaceId(space),
+            page,
+            cr3,
+            ..Event::plain(Kind::Fault, found)
+        };
+        desk.hear(&event, &mut |_| ());
+        assert_eq!(desk.counts().failures, 0, "{event:?}");
+    }
+}
+
+/// A file of the time before there were guests asks without tables, and gets the page itself.
+#[test]
+fn an_older_policy_asks_as_it_did() {
+    let traps_unless_same = r#"(if (i64.ne (call $hva (local.get $space) (local.get $page))
+        (local.get $page)) (then (unreachable)))"#;
+    let mut desk = desk(&text(IMPORTS, traps_unless_same, ""));
+    desk.show_guest(Guest::new(SpaceId(7), Box::new(Small), 1));
+    tell(&mut desk, Kind::Fault, 5);
+    assert_eq!(desk.counts().failures, 0);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use crate::ears::{MovesFree, Wish};
 use crate::event::{Event, Kind};
+use crate::guest::Guest;
 use crate::host::{Host, Memory, Parameter, Tier};
 use crate::{Failure, Policy};
 
@@ -119,6 +120,16 @@ impl Desk {
     /// Whether it asks which instructions fault.
     pub fn asks_instructions(&self) -> bool {
         self.host.asks_instructions()
+    }
+
+    /// Whether it asks about addresses in a guest, and none was shown to it.
+    pub fn lacks_guest(&self) -> bool {
+        self.host.lacks_guest()
+    }
+
+    /// Lets it ask about the run's guest.
+    pub fn show_guest(&mut self, guest: Guest) {
+        self.host.show_guest(guest);
     }
 
     /// Whether it asks where copies are, or wishes that.

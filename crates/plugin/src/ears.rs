@@ -32,33 +32,38 @@ pub struct Ears {
     tiers: AtomicBool,
 }
 
-/// The newest instruction for each of some sets of pages: of page and address. Fault threads put
-/// them in without a lock. Of two faults at once on pages of one set, one may have none or, seldom,
-/// that of the other: a plugin wishes, so that does no harm.
-struct Instructions(Box<[[AtomicU64; 2]]>);
+/// The newest instruction for each of some sets of pages: of page, address, and the top page table
+/// of a guest. Fault threads put them in without a lock. Of two faults at once on pages of one set,
+/// one may have none or, seldom, that of the other: a plugin wishes, so that does no harm.
+struct Instructions(Box<[[AtomicU64; 3]]>);
 
 /// More than threads that fault at once.
 const INSTRUCTIONS: u64 = 1 << 12;
 
 impl Instructions {
-    fn place(&self, space: SpaceId, page: VirtPage) -> (&[AtomicU64; 2], u64) {
+    fn place(&self, space: SpaceId, page: VirtPage) -> (&[AtomicU64; 3], u64) {
         let key = page.0 ^ u64::from(space.0) << 40;
         (&self.0[(key % INSTRUCTIONS) as usize], key)
     }
 
-    fn put(&self, space: SpaceId, page: VirtPage, address: u64) {
+    fn put(&self, space: SpaceId, page: VirtPage, address: u64, cr3: u64) {
         let (place, key) = self.place(space, page);
         place[1].store(address, Ordering::Relaxed);
+        place[2].store(cr3, Ordering::Relaxed);
         place[0].store(key, Ordering::Release);
     }
 
-    /// 0: it is not known.
-    fn take(&self, space: SpaceId, page: VirtPage) -> u64 {
+    /// Address and table. 0: it is not known.
+    fn take(&self, space: SpaceId, page: VirtPage) -> (u64, u64) {
         let (place, key) = self.place(space, page);
         if place[0].load(Ordering::Acquire) == key {
-            place[1].swap(0, Ordering::Relaxed)
+            let [_, at, cr3] = place;
+            (
+                at.swap(0, Ordering::Relaxed),
+                cr3.swap(0, Ordering::Relaxed),
+            )
         } else {
-            0
+            (0, 0)
         }
     }
 }
@@ -102,9 +107,11 @@ impl Ears {
     }
 
     /// The instruction at an address has faulted on a page, and is told when the page has come.
-    pub fn faults_at(&self, space: SpaceId, page: VirtPage, address: u64) {
+    ///
+    /// * `cr3`: of a guest, the address of its top page table; 0: it is not known.
+    pub fn faults_at(&self, space: SpaceId, page: VirtPage, address: u64, cr3: u64) {
         if let Some(all) = self.instructions.get() {
-            all.put(space, page, address);
+            all.put(space, page, address, cr3);
         }
     }
 
@@ -134,7 +141,7 @@ impl Journal for Ears {
             if event.kind == Kind::Fault
                 && let Some(all) = self.instructions.get()
             {
-                event.at = all.take(event.space, VirtPage(event.page));
+                (event.at, event.cr3) = all.take(event.space, VirtPage(event.page));
             }
             self.put(&event);
         }

@@ -80,6 +80,10 @@ impl Kind {
     }
 }
 
+/// Bits of the detail of a fault: a thread, and whether it wrote. The page of a table of page
+/// tables is above them in an event's words: those of a guest of up to 8 TiB.
+const FAULT_BITS: u32 = 33;
+
 /// An event. Pages are numbers: the address divided by the size of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
@@ -95,6 +99,8 @@ pub struct Event {
     pub detail: u64,
     /// Of a fault: the address of the instruction, if it is known and asked for; otherwise 0.
     pub at: u64,
+    /// Of a fault of a guest: the address of its top page table, likewise.
+    pub cr3: u64,
 }
 
 impl Event {
@@ -107,6 +113,7 @@ impl Event {
             pages: 0,
             detail,
             at: 0,
+            cr3: 0,
         }
     }
 
@@ -120,6 +127,7 @@ impl Event {
                 pages: range.count().0,
                 detail,
                 at: 0,
+                cr3: 0,
             })
         };
         let of_tier = |kind, space, page: VirtPage, detail| {
@@ -169,20 +177,25 @@ impl Event {
 
     pub(crate) fn words(&self) -> [u64; 4] {
         let head = u64::from(self.space.0) << 8 | self.kind as u64;
-        // A fault is of one page.
-        let third = match self.kind {
-            Kind::Fault => self.at,
-            _ => self.pages,
+        // A fault is of one page, and its detail is short.
+        let table = Some(self.cr3 >> 12).filter(|page| page >> (64 - FAULT_BITS) == 0);
+        let table = table.unwrap_or(0);
+        let (third, fourth) = match self.kind {
+            Kind::Fault => (self.at, self.detail | table << FAULT_BITS),
+            _ => (self.pages, self.detail),
         };
-        [head, self.page, third, self.detail]
+        [head, self.page, third, fourth]
     }
 
     /// The event of these words; `None`: they are none.
-    pub(crate) fn from_words([head, page, third, detail]: [u64; 4]) -> Option<Event> {
+    pub(crate) fn from_words([head, page, third, fourth]: [u64; 4]) -> Option<Event> {
         let kind = KINDS.get((head as u8).checked_sub(1)? as usize)?;
-        let (pages, at) = match kind {
-            Kind::Fault => (1, third),
-            _ => (third, 0),
+        let (pages, at, detail, cr3) = match kind {
+            Kind::Fault => {
+                let detail = fourth & ((1 << FAULT_BITS) - 1);
+                (1, third, detail, fourth >> FAULT_BITS << 12)
+            }
+            _ => (third, 0, fourth, 0),
         };
         Some(Event {
             kind: *kind,
@@ -191,6 +204,7 @@ impl Event {
             pages,
             detail,
             at,
+            cr3,
         })
     }
 }
@@ -209,7 +223,17 @@ mod tests {
                 page: u64::MAX,
                 pages: if kind == Kind::Fault { 1 } else { 7 },
                 detail: 1 << 40,
-                at: if kind == Kind::Fault { u64::MAX } else { 0 },
+                at: 0,
+                cr3: 0,
+            };
+            let event = match kind {
+                Kind::Fault => Event {
+                    detail: (1 << 33) - 1,
+                    at: u64::MAX,
+                    cr3: 0x7ff_ffff_f000,
+                    ..event
+                },
+                _ => event,
             };
             assert_eq!(Event::from_words(event.words()), Some(event));
         }

@@ -55,6 +55,7 @@ impl Found {
             pages,
             detail,
             at: 0,
+            cr3: 0,
         };
         if self.lost > 0 {
             events.push(Event::plain(Kind::Lost, std::mem::take(&mut self.lost)));

@@ -7,6 +7,7 @@ use undercroft_policy::place::TierState;
 
 use crate::ears::{MOVE_PAGES_MAX, MovesFree, What, Wish};
 use crate::event::Event;
+use crate::guest::Guest;
 use crate::known::{Known, PageIs};
 
 /// Wishes of one event; further ones are refused and counted.
@@ -76,7 +77,11 @@ pub struct Host {
     shown: Vec<usize>,
     /// The instruction of the fault that it hears of.
     at: u64,
+    /// Of a guest's fault, the address of its top page table.
+    cr3: u64,
     asks_at: bool,
+    guest: Option<Guest>,
+    asks_guest: bool,
     /// The tiers, fastest first.
     tiers: Vec<Tier>,
     asks_tiers: bool,
@@ -142,6 +147,34 @@ impl Host {
         self.at
     }
 
+    /// The address of the top page table of the guest whose fault is heard of; 0: it is of no
+    /// guest, or not known.
+    pub fn top_table(&self) -> u64 {
+        self.cr3
+    }
+
+    /// The plugin will ask about addresses in a guest.
+    pub fn ask_guest(&mut self) {
+        self.asks_guest = true;
+    }
+
+    /// The page of a space that has a page of a program. `None`: it is not known. In a process it
+    /// is the same.
+    pub fn gva_to_hva(&mut self, space: u32, cr3: u64, page: u64) -> Option<u64> {
+        match &mut self.guest {
+            Some(guest) if guest.is(space) => guest.host_page(cr3, page),
+            _ => Some(page),
+        }
+    }
+
+    /// The page of a program that is in a page of a space: the reverse.
+    pub fn hva_to_gva(&mut self, space: u32, cr3: u64, page: u64) -> Option<u64> {
+        match &mut self.guest {
+            Some(guest) if guest.is(space) => guest.guest_page(cr3, page),
+            _ => Some(page),
+        }
+    }
+
     /// Where a page is, by the events heard so far.
     pub fn page(&self, space: u32, page: u64) -> PageIs {
         self.known.page(space, page)
@@ -193,7 +226,19 @@ impl Host {
     pub(crate) fn begin(&mut self, event: &Event) {
         self.known.note(event);
         self.wishes.clear();
-        self.at = event.at;
+        (self.at, self.cr3) = (event.at, event.cr3);
+        if let Some(guest) = &mut self.guest {
+            guest.begin();
+        }
+    }
+
+    /// Whether the plugin asks about a guest, and has seen none yet.
+    pub(crate) fn lacks_guest(&self) -> bool {
+        self.asks_guest && self.guest.is_none()
+    }
+
+    pub(crate) fn show_guest(&mut self, guest: Guest) {
+        self.guest = Some(guest);
     }
 
     pub(crate) fn set_memory(&mut self, memory: Memory) {

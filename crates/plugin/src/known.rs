@@ -148,6 +148,7 @@ mod tests {
                 pages,
                 detail,
                 at: 0,
+                cr3: 0,
             };
             known.note(&event);
         };

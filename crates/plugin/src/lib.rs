@@ -21,16 +21,20 @@ mod desk;
 mod ears;
 mod event;
 mod found;
+mod guest;
 mod host;
 mod known;
 mod ring;
+mod tables;
 
 pub use desk::{Counts, Desk, FAILURES_MAX};
 pub use ears::{Ears, MOVE_PAGES_MAX, MovesFree, What, Wish, Wishes};
 pub use event::{Event, Kind};
 pub use found::Found;
+pub use guest::Guest;
 pub use host::{Host, Memory, Parameter, Tier};
 pub use known::PageIs;
+pub use tables::{GuestMemory, Reverse, translate};
 
 /// A larger policy file is refused.
 pub const MODULE_BYTES_MAX: usize = 1 << 20;

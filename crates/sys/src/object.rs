@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 
 use rustix::fs::{FallocateFlags, FsWord, MemfdFlags, SealFlags, SeekFrom};
-use undercroft_base::{Bytes, PageCount, PageSize, VirtPage, VirtRange};
+use undercroft_base::{BASE_PAGE_BYTES, Bytes, PageCount, PageSize, VirtPage, VirtRange};
 
 /// The file system of huge pages (`HUGETLBFS_MAGIC`).
 const HUGETLBFS: FsWord = 0x9584_58f6;
@@ -117,6 +117,19 @@ impl MemoryObject {
         self.file.read_exact_at(bytes, self.offset(at))
     }
 
+    /// Reads words, a page of them at most, from the byte `at` on. A hole reads as zeros.
+    pub fn read_words(&self, at: u64, words: &mut [u64]) -> io::Result<()> {
+        let mut room = [0; BASE_PAGE_BYTES];
+        let bytes = room.get_mut(..size_of_val(words));
+        let bytes = bytes.ok_or(io::ErrorKind::InvalidInput)?;
+        self.file.read_exact_at(bytes, at)?;
+        let (read, _) = bytes.as_chunks::<8>();
+        for (word, bytes) in words.iter_mut().zip(read) {
+            *word = u64::from_ne_bytes(*bytes);
+        }
+        Ok(())
+    }
+
     /// Takes pages away from every process that maps them. No userfaultfd hears of it, and threads
     /// that wait there go on waiting.
     pub fn punch(&self, range: VirtRange) -> io::Result<()> {
@@ -165,8 +178,6 @@ impl AsFd for MemoryObject {
 
 #[cfg(test)]
 mod tests {
-    use undercroft_base::BASE_PAGE_BYTES;
-
     use super::*;
 
     #[test]
@@ -201,6 +212,11 @@ mod tests {
         let mut pages = [9; 2 * BASE_PAGE_BYTES];
         object.read(VirtPage(2), &mut pages).expect("read");
         assert_eq!((pages[0], pages[6], pages[7], pages[4096]), (2, 2, 0, 0));
+        let mut words = [9; 3];
+        object.read_words(2 * 4096 - 8, &mut words).expect("read");
+        assert_eq!(words, [0, 0x0002_0202_0202_0202, 0]);
+        assert!(object.read_words(0, &mut [0; 513]).is_err());
+        assert!(object.read_words(5 * 4096 - 8, &mut words).is_err());
         object.punch(range(0, 2)).expect("punched");
         assert_eq!((data(0), data(5)), (Some(range(2, 3)), None));
         assert_eq!(object.allocated().expect("a size"), Bytes(2 * 4096));

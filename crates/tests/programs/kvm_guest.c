@@ -26,6 +26,11 @@
 //     fills all pages. Then the first virtual CPU makes VISITS visits, each of BURST words of a page: of a
 //     random one of every fourth, of any with some far more often, or of one after the other. Prints JSON:
 //     how long that took, and how much memory there was, in the mean and in the last quarter of the time.
+//   linear MIB 1 SEED SET_MIB ROUNDS REST_US
+//     a set of pages at random places of the memory, which follow each other in the program's addresses, by
+//     page tables that map nothing else of it. They are filled; then, after a SIGTERM, the virtual CPU writes to
+//     each in order, ROUNDS times, and rests before each. Prints `filled` before, and then the seconds of these
+//     rounds, and words that are wrong.
 //   fill MIB VCPUS SEED: all pages are written once, each with equal words of 32 bits. Then waits for
 //     its input to end.
 // Status 77: no KVM here. 86: a word was wrong.
@@ -52,8 +57,8 @@
 typedef uint64_t u64;
 typedef volatile u64 word;
 enum { PAGE = 4096, WORDS = 512, CPUS = 8, SLOW_TICKS = 4000, NO_KVM = 77, WRONG = 86 };
-enum { FILL = 1, SAME, COMPARE, INCREMENT, BALLOON, READ, SWEEP, VISIT }; // what a virtual CPU is asked for
-enum { DONE = 0x10, GIVE = 0x11 };                           // ports that it writes to
+enum { FILL = 1, SAME, COMPARE, INCREMENT, BALLOON, READ, SWEEP, VISIT, WALK }; // what a virtual CPU is asked for
+enum { DONE = 0x10, GIVE, REST };                              // ports that it writes to
 // Where things are in the guest's memory. The page tables end below 16 MiB: it has 4 GiB at most.
 enum { GDT = 0x500, BOXES = 0x10000, STACKS = 0x20000, CODE = 0x40000, STATES = 0x80000, TABLES = 0x200000 };
 
@@ -200,6 +205,18 @@ GUEST void visit(struct box *box) {
     box->from = at, box->seed = random;
 }
 
+// As of `sweep`, slowly, and all words of a page are not compared.
+GUEST void walk(struct box *box) {
+    for (u64 page = box->first; page < box->first + box->pages; page++) {
+        word *at = (word *)(page * PAGE);
+        out(REST);
+        u64 value = *at;
+        box->wrong += value != begin(page, 0) + box->visits;
+        box->wrong += at[WORDS / 2] != begin(page, WORDS / 2);
+        *at = value + 1;
+    }
+}
+
 GUEST void run(struct box *box) {
     for (;;) {
         u64 end = box->first + box->pages, what = box->what;
@@ -208,6 +225,7 @@ GUEST void run(struct box *box) {
         if (what == READ) read_all(box);
         if (what == SWEEP) sweep(box);
         if (what == VISIT) visit(box);
+        if (what == WALK) walk(box);
         for (u64 page = box->first; page < end && what <= COMPARE; page++) {
             if (what == FILL) fill(page, 0, 0);
             if (what == COMPARE) box->wrong += differ(page, 0, 0);
@@ -220,6 +238,7 @@ GUEST void run(struct box *box) {
 
 static char *memory;
 static u64 bytes, cpus, seed, first, pages; // the pages are those of the data
+static u64 set, rest;                        // of `linear`: pages, and microseconds
 static u64 unit = PAGE;                      // bytes that the pager of `control` moves
 static int fd = -1, machine, virtual[CPUS];
 static struct kvm_run *runs[CPUS];
@@ -262,6 +281,31 @@ static void make_tables(void) {
     for (u64 at = 0; at < bytes >> 21; at++) levels[at] = (low + at * PAGE) | 7;
     for (u64 at = 0; at < bytes / PAGE; at++) ((u64 *)(memory + low))[at] = at * PAGE | 7;
     first = (low + (bytes >> 21) * PAGE) / PAGE, pages = bytes / PAGE - first;
+}
+
+static u64 *table(u64 number) { return (u64 *)(memory + TABLES + number * PAGE); }
+
+static u64 to_table(u64 number) { return (TABLES + number * PAGE) | 7; }
+
+// Maps the lowest 2 MiB to themselves, and the set at 1 TiB: its pages are anywhere above the tables.
+static void make_scattered_tables(void) {
+    u64 random = seed, end = bytes / PAGE, low = TABLES / PAGE + 6 + (set + WORDS - 1) / WORDS;
+    char *taken = calloc(end, 1);
+    table(0)[0] = to_table(1), table(1)[0] = to_table(2), table(2)[0] = to_table(3);
+    table(0)[2] = to_table(4), table(4)[0] = to_table(5);
+    for (u64 at = 0; at < WORDS; at++) table(3)[at] = at * PAGE | 7;
+    for (u64 at = 0; at < set; at++) {
+        u64 page;
+        do page = low + next(&random) % (end - low);
+        while (taken[page]);
+        taken[page] = 1, table(6 + at / WORDS)[at % WORDS] = page * PAGE | 7;
+        table(5)[at / WORDS] = to_table(6 + at / WORDS);
+    }
+    free(taken);
+    first = 2ul << 27, pages = set;
+}
+
+static void make_code(void) {
     static const u64 segments[] = {0, 0xaffb000000ffff, 0xcff3000000ffff}; // code and data of CPL 3
     memcpy(memory + GDT, segments, sizeof segments);
     memcpy(memory + CODE, __start_guest, __stop_guest - __start_guest);
@@ -294,7 +338,9 @@ static void make_machine(int shared) {
     int kvm = open("/dev/kvm", O_RDWR | O_CLOEXEC);
     if (kvm < 0) exit(NO_KVM);
     make_memory(shared);
-    make_tables();
+    if (set) make_scattered_tables();
+    else make_tables();
+    make_code();
     machine = ioctl(kvm, KVM_CREATE_VM, 0);
     struct kvm_userspace_memory_region all = {.memory_size = bytes, .userspace_addr = (u64)memory};
     if (machine < 0 || ioctl(machine, KVM_SET_TSS_ADDR, 0xfffbd000)) fail("a virtual machine");
@@ -321,6 +367,8 @@ static void *cpu_runs(void *arg) {
             __atomic_fetch_add(&interrupts, 1, __ATOMIC_RELAXED);
         } else if (runs[id]->exit_reason == KVM_EXIT_IO && runs[id]->io.port == GIVE) {
             give_back(box_of(id), times++);
+        } else if (runs[id]->exit_reason == KVM_EXIT_IO && runs[id]->io.port == REST) {
+            usleep(rest);
         } else if (runs[id]->exit_reason == KVM_EXIT_IO && runs[id]->io.port == DONE) {
             return 0;
         } else {
@@ -578,6 +626,23 @@ static int parts(u64 visits, u64 burst, const char *how) {
     return 0;
 }
 
+static int linear(u64 rounds) {
+    u64 wrong = 0;
+    signal(SIGTERM, end);
+    all(FILL, 0, 0);
+    printf("filled\n"), fflush(stdout);
+    while (!over) usleep(1000);
+    double began = now();
+    for (u64 round = 0; round < rounds; round++) {
+        struct box asked = {WALK, 0, cpus, seed, round, 0, first, pages, .wrong = 0};
+        memcpy(box_of(0), &asked, sizeof asked);
+        pthread_join(start(0), 0);
+        wrong += box_of(0)->wrong;
+    }
+    printf("%.6f %lu\n", now() - began, wrong);
+    return wrong ? WRONG : 0;
+}
+
 int main(int argc, char **argv) {
     if (argc < 5) return 2;
     const char *mode = argv[1], *how = argc > 7 ? argv[7] : "";
@@ -587,6 +652,10 @@ int main(int argc, char **argv) {
     sigset_t timer;
     sigemptyset(&timer), sigaddset(&timer, SIGALRM);
     pthread_sigmask(SIG_BLOCK, &timer, 0);
+    if (!strcmp(mode, "linear")) {
+        if (argc < 8 || cpus != 1 || !visits || visits > 1024 || visits << 20 > bytes / 2) return 2;
+        set = visits << 8, rest = strtoul(argv[7], 0, 0);
+    }
     int is_control = !strcmp(mode, "control");
     if (argc > 8 && !strcmp(argv[8], "huge")) unit = 2 << 20;
     make_machine(is_control || !strcmp(how, "balloon"));
@@ -595,6 +664,7 @@ int main(int argc, char **argv) {
     if (!strcmp(mode, "faults")) return faults(visits);
     if (!strcmp(mode, "work")) return work(visits, burst);
     if (!strcmp(mode, "parts")) return parts(visits, burst, how);
+    if (set) return linear(burst);
     if (!strcmp(mode, "hot")) return argc < 9 ? 2 : hot(visits << 8, burst, atoi(argv[7]), atoi(argv[8]));
     all(SAME, 0, 0);
     printf("filled\n"), fflush(stdout);

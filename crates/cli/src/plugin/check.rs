@@ -47,6 +47,7 @@ fn script() -> impl Iterator<Item = Event> {
         pages: 1,
         detail: 0,
         at: 0,
+        cr3: 0,
     };
     let (mut random, kinds) = (Random::new(1), Kind::of_spaces().collect::<Vec<_>>());
     let walk = (0..PAGES).map(move |page| event(Kind::Fault, page));

@@ -41,12 +41,17 @@ int32_t UC_IMPORT(reclaim_now)(int32_t space, int64_t page);
 int32_t UC_IMPORT(prefetch)(int32_t space, int64_t page);
 /* Access bits shall be scanned at this interval: 10 ms to 1 h, 0: not any more. 0: it is another. */
 int32_t UC_IMPORT(scan)(int64_t milliseconds);
-/* The page of the host that has a page of the program: in a process the same one. */
-int64_t UC_IMPORT(gva_to_hva)(int32_t space, int64_t page);
+/* The page of a space that has a page of a program, and the reverse; -1: that is not known. In a
+ * process it is the same one. In a guest, by the page tables of `cr3`: the program's pages have 4096
+ * bytes. */
+int64_t UC_IMPORT(gva_to_hva)(int32_t space, int64_t cr3, int64_t page);
+int64_t UC_IMPORT(hva_to_gva)(int32_t space, int64_t cr3, int64_t page);
 /* Where a page is, by the events heard so far. */
 int32_t UC_IMPORT(get_page_state)(int32_t space, int64_t page);
 /* The instruction whose fault this event is; 0: it is of none, or that is not known. */
 int64_t UC_IMPORT(get_fault_ip)(void);
+/* The page tables of the guest's program whose fault this event is; 0: as above. */
+int64_t UC_IMPORT(get_fault_cr3)(void);
 /* Bytes of the limit, and in use; page faults so far. */
 int64_t UC_IMPORT(get_memory_limit)(void);
 int64_t UC_IMPORT(get_memory_usage)(void);

@@ -61,7 +61,7 @@ use crate::space::arrivals::Arrivals;
 use crate::space::graves::Graves;
 use crate::space::locks::Locks;
 use crate::space::processes::Processes;
-use crate::space::shared::Shared;
+use crate::space::shared::{Inside, Shared};
 use crate::space::watch::{self, Watch};
 
 /// Serves one client until the keeper says that it has ended. The body of `undercroft manager`.
@@ -500,6 +500,7 @@ fn share(
         processes: Processes::new(fault_threads),
         guest,
         locks,
+        inside: Inside::default(),
         arrivals: Arrivals::default(),
         graves: Graves::default(),
         gauges: Gauges::new(options.latency, options.memory_max),

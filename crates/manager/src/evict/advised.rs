@@ -23,8 +23,8 @@ use undercroft_plugin::{Counts, Desk, Event, Kind, What, Wish};
 use undercroft_proto::options::AccessScan;
 use undercroft_sys::process;
 
-use super::Evictor;
 use super::allowance::Allowance;
+use super::{Evictor, inside};
 use crate::advice::{Advice, PLUGIN_THREAD};
 use crate::space::shared::Shared;
 
@@ -111,6 +111,7 @@ fn introduce(desk: &Desk, shared: &Shared, advice: &Advice) {
         advice.ears.ask_instructions();
         let asked = &shared.books.asked_instructions;
         asked.store(true, Ordering::Relaxed);
+        inside::look_at_registers(shared);
     }
 }
 
@@ -155,6 +156,7 @@ fn run(
         while heard < EVENTS_A_TURN
             && let Some(event) = advice.ears.next()
         {
+            inside::show(&mut desk, shared);
             desk.hear(&event, &mut wish);
             heard += 1;
         }

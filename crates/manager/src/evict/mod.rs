@@ -43,6 +43,7 @@ mod compressors;
 mod demote;
 #[cfg(test)]
 pub(crate) mod guest_tests;
+mod inside;
 mod pending;
 mod publish;
 mod store;

@@ -30,6 +30,7 @@ mod install_tests;
 mod lane;
 #[cfg(test)]
 pub(crate) mod model_tests;
+mod registers;
 pub(crate) mod relief;
 
 use std::collections::{HashMap, VecDeque};
@@ -61,6 +62,7 @@ use crate::space::processes::Change;
 use crate::space::shared::Shared;
 use crate::sync::lock;
 use lane::Lane;
+use registers::Looks;
 
 /// Plans of a thread that may wait for storage at once, and those if a page of one may be large:
 /// the buffers of all are in memory.
@@ -152,6 +154,7 @@ pub(crate) struct FaultThread {
     /// Pages that the user's policy wants in memory, and whether there may be more.
     ahead: VecDeque<(SpaceId, VirtPage)>,
     asked_ahead: bool,
+    looks: Looks,
 }
 
 impl FaultThread {
@@ -206,6 +209,7 @@ impl FaultThread {
             unpolled: Vec::new(),
             ahead: VecDeque::new(),
             asked_ahead: false,
+            looks: Looks::default(),
             shared,
         })
     }
@@ -570,6 +574,7 @@ impl FaultThread {
 
     /// Notes which thread faults, and where: fault threads serve on the CPUs of these.
     fn note_thread(&mut self, process: &Arc<Process>, fault: Fault, read: Instant) {
+        let is_guest = process.hosted.is_some();
         let process = process.host();
         let now = self.shared.elapsed_at(read).as_nanos() as u64;
         let thread = process.known_thread(fault.thread.0);
@@ -582,21 +587,27 @@ impl FaultThread {
         }
         self.alone = cpu_plan.pin.holds(thread);
         if self.shared.books.asked_instructions.load(Ordering::Relaxed) {
-            self.note_instruction(process, thread, fault);
+            self.note_instruction(process, thread, fault, is_guest);
         }
     }
 
     /// Tells the run's plugin which instruction faults, if it asks for that. The thread waits, so
     /// the kernel knows it.
     #[cold]
-    fn note_instruction(&self, process: &Process, thread: u32, fault: Fault) {
+    fn note_instruction(&mut self, process: &Process, thread: u32, fault: Fault, is_guest: bool) {
         let advice = self.shared.books.advice();
-        if let Some(advice) = advice.filter(|of| of.wants_instructions())
-            && let Some(pid) = process.pid()
-            && let Some(address) = instruction_of(pid, thread)
-        {
-            advice.ears.faults_at(fault.space, fault.page, address);
-        }
+        let Some(advice) = advice.filter(|of| of.wants_instructions()) else {
+            return;
+        };
+        let cpus = self.shared.inside.cpus.get().filter(|_| is_guest);
+        let (address, cr3) = match cpus.and_then(|cpus| self.looks.registers(cpus, thread)) {
+            Some(registers) => (registers.ip, registers.cr3),
+            None => {
+                let address = process.pid().and_then(|pid| instruction_of(pid, thread));
+                (address.unwrap_or(0), 0)
+            }
+        };
+        advice.ears.faults_at(fault.space, fault.page, address, cr3);
     }
 
     /// Serves others before this process.

@@ -38,7 +38,7 @@ use crate::space::identity::Identity;
 use crate::space::model::ModelMemory;
 use crate::space::process::Process;
 use crate::space::processes::Processes;
-use crate::space::shared::Shared;
+use crate::space::shared::{Inside, Shared};
 use crate::sync::lock;
 
 const FIRST: VirtPage = VirtPage(512);
@@ -128,6 +128,7 @@ fn shared_over(options: ClientOptions, tiers: Vec<MeteredTier>) -> Arc<Shared> {
         processes: Processes::new(fault_threads),
         guest: None,
         locks: None,
+        inside: Inside::default(),
         arrivals: Arrivals::default(),
         graves: Graves::default(),
         gauges: Gauges::new(None, Bytes(u64::MAX)),

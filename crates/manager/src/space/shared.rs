@@ -1,12 +1,13 @@
 //! The state that the manager's threads share, in groups. A function that needs one or two groups
 //! takes only those.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use undercroft_base::Nanos;
+use undercroft_base::{Nanos, SpaceId};
 use undercroft_proto::options::ClientOptions;
+use undercroft_sys::access::vcpu::VirtualCpus;
 use undercroft_sys::object::MemoryObject;
 
 use super::arrivals::Arrivals;
@@ -19,6 +20,15 @@ use crate::cpus::CpuPlan;
 use crate::gauges::Gauges;
 use crate::signals::Signals;
 
+/// Of a virtual machine.
+#[derive(Default)]
+pub(crate) struct Inside {
+    /// The number of its memory, once that is managed.
+    pub space: OnceLock<SpaceId>,
+    /// A way to look at registers, if a plugin asked for them.
+    pub cpus: OnceLock<VirtualCpus>,
+}
+
 /// The groups of one run.
 pub(crate) struct Shared {
     /// The engine and the tiers.
@@ -29,6 +39,8 @@ pub(crate) struct Shared {
     pub guest: Option<Arc<MemoryObject>>,
     /// The locks of its pages.
     pub locks: Option<Arc<Locks>>,
+    /// The inside of that machine, for a plugin that asks about it.
+    pub inside: Inside,
     /// New mappings that the books do not have yet.
     pub arrivals: Arrivals,
     /// Books that are still to be forgotten.
@@ -47,6 +59,9 @@ pub(crate) struct Shared {
 impl Shared {
     /// Adds an address space, or notes that its process has announced itself.
     pub(crate) fn add_process(&self, process: &Arc<Process>) {
+        if process.hosted.is_some() {
+            let _ = self.inside.space.set(process.space);
+        }
         let is_active = |thread| self.cpu_plan.is_active(thread);
         if self.processes.add(process, is_active) {
             self.gauges.spaces_seen.fetch_add(1, Ordering::Relaxed);

@@ -202,10 +202,21 @@ impl Program {
 
     /// Attaches the program to the threads of one process.
     pub(super) fn on(&self, pid: u32) -> Result<Link, AccessError> {
-        let mut info = TaskInfo {
+        self.attach(TaskInfo {
             pid,
             ..TaskInfo::default()
-        };
+        })
+    }
+
+    /// Attaches the program to one thread.
+    pub(super) fn on_thread(&self, tid: u32) -> Result<Link, AccessError> {
+        self.attach(TaskInfo {
+            tid,
+            ..TaskInfo::default()
+        })
+    }
+
+    fn attach(&self, mut info: TaskInfo) -> Result<Link, AccessError> {
         let mut create = LinkCreate {
             prog_fd: self.0.as_raw_fd() as u32,
             attach_type: TRACE_ITER,
@@ -224,19 +235,39 @@ impl Program {
     }
 }
 
-/// A program attached to one process.
+/// A program attached to one process or thread.
 pub(super) struct Link(OwnedFd);
 
+fn no_run(error: io::Error) -> AccessError {
+    AccessError::of("a run of the BPF iterator", error, String::new())
+}
+
 impl Link {
-    /// Runs it once for each thread.
-    pub(super) fn read_once(&self) -> Result<(), AccessError> {
-        let failed = |error| AccessError::of("a run of the BPF iterator", error, String::new());
+    fn begin(&self) -> Result<OwnedFd, AccessError> {
         let mut create = IterCreate {
             link_fd: self.0.as_raw_fd() as u32,
             flags: 0,
         };
         // SAFETY: ITER_CREATE takes these 8 bytes, which point to nothing.
-        let run = unsafe { call(ITER_CREATE, &mut create) }.map_err(failed)?;
+        unsafe { call(ITER_CREATE, &mut create) }.map_err(no_run)
+    }
+
+    /// Runs it until it has written a record. False: it has written none.
+    pub(super) fn read_record(&self, record: &mut [u8]) -> Result<bool, AccessError> {
+        let run = self.begin()?;
+        for _ in 0..READS_MAX {
+            match rustix::io::read(&run, &mut *record) {
+                Ok(bytes) => return Ok(bytes == record.len()),
+                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(no_run(error.into())),
+            }
+        }
+        Ok(false)
+    }
+
+    /// Runs it once for each thread.
+    pub(super) fn read_once(&self) -> Result<(), AccessError> {
+        let run = self.begin()?;
         let mut bytes = [0u8; 64];
         // The program writes no text, so the first read is the last. Some kernels want another read
         // after many threads.
@@ -244,7 +275,7 @@ impl Link {
             match rustix::io::read(&run, &mut bytes) {
                 Ok(0) => return Ok(()),
                 Ok(_) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(failed(error.into())),
+                Err(error) => return Err(no_run(error.into())),
             }
         }
         Ok(())

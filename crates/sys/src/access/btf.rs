@@ -19,7 +19,12 @@ pub(super) struct Types {
     /// The offset of each type, from number 1 on.
     starts: Vec<u32>,
     strings: usize,
+    /// Bytes of the strings.
+    strings_len: usize,
 }
+
+/// Types of a module begin where the kernel's end, and so do their strings.
+type Base<'a> = Option<&'a Types>;
 
 fn half(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_le_bytes(
@@ -51,6 +56,11 @@ impl Types {
         Types::parse(bytes).ok_or_else(|| std::io::Error::other("its format is unknown"))
     }
 
+    /// The types of a module, beside the kernel's. `None`: it has none of its own.
+    pub(super) fn of_module(name: &str) -> Option<Types> {
+        Types::parse(std::fs::read(format!("/sys/kernel/btf/{name}")).ok()?)
+    }
+
     fn parse(bytes: Vec<u8>) -> Option<Types> {
         if half(&bytes, 0)? != MAGIC {
             return None;
@@ -65,10 +75,12 @@ impl Types {
             let info = word(&bytes, at + 4)?;
             at += 12 + tail(info >> 24 & 0x1f, (info & 0xffff) as usize)?;
         }
+        let strings_len = word(&bytes, 20)? as usize;
         Some(Types {
             bytes,
             starts,
             strings,
+            strings_len,
         })
     }
 
@@ -76,47 +88,61 @@ impl Types {
         Some(word(&self.bytes, start + 4)? >> 24 & 0x1f)
     }
 
-    fn is_named(&self, at: usize, name: &str) -> bool {
+    fn is_named(&self, base: Base<'_>, at: usize, name: &str) -> bool {
         let offset = word(&self.bytes, at).unwrap_or(0) as usize;
-        let found = self.bytes.get(self.strings + offset..);
+        let (of, offset) = match base {
+            Some(base) if offset < base.strings_len => (base, offset),
+            _ => (self, offset - base.map_or(0, |base| base.strings_len)),
+        };
+        let found = of.bytes.get(of.strings.saturating_add(offset)..);
         found.is_some_and(|found| {
             found.starts_with(name.as_bytes()) && found.get(name.len()) == Some(&0)
         })
     }
 
-    fn find(&self, kind: u32, name: &str) -> Option<usize> {
+    fn find(&self, base: Base<'_>, kind: u32, name: &str) -> Option<usize> {
         self.starts.iter().position(|start| {
             let start = *start as usize;
-            self.kind(start) == Some(kind) && self.is_named(start, name)
+            self.kind(start) == Some(kind) && self.is_named(base, start, name)
         })
     }
 
     /// The number of a function.
     pub(super) fn function(&self, name: &str) -> Option<u32> {
-        Some(self.find(FUNCTION, name)? as u32 + 1)
+        Some(self.find(None, FUNCTION, name)? as u32 + 1)
     }
 
     /// The offset of a member in a structure. Members of unnamed structures inside it count too.
     pub(super) fn member(&self, structure: &str, name: &str) -> Option<u32> {
-        let start = self.starts[self.find(STRUCT, structure)?] as usize;
-        self.member_of(start, name, DEPTH_MAX)
+        let start = self.starts[self.find(None, STRUCT, structure)?] as usize;
+        self.member_of(None, start, name, DEPTH_MAX)
     }
 
-    fn member_of(&self, start: usize, name: &str, depth: u32) -> Option<u32> {
+    /// As [`Types::member`], of a module's structure.
+    pub(super) fn member_with(&self, base: &Types, structure: &str, name: &str) -> Option<u32> {
+        let start = self.starts[self.find(Some(base), STRUCT, structure)?] as usize;
+        self.member_of(Some(base), start, name, DEPTH_MAX)
+    }
+
+    fn member_of(&self, base: Base<'_>, start: usize, name: &str, depth: u32) -> Option<u32> {
         let info = word(&self.bytes, start + 4)?;
         // If the top bit is set, a member's word has the size of a bit field above its offset.
         let mask = if info >> 31 == 1 { 0xff_ffff } else { u32::MAX };
         for entry in 0..(info & 0xffff) as usize {
             let at = start + 12 + entry * 12;
             let offset = (word(&self.bytes, at + 8)? & mask) / 8;
-            if self.is_named(at, name) {
+            if self.is_named(base, at, name) {
                 return Some(offset);
             }
             if word(&self.bytes, at)? == 0 && depth > 0 {
-                let inner = word(&self.bytes, at + 4)?.checked_sub(1)?;
-                let inner = *self.starts.get(inner as usize)? as usize;
-                if matches!(self.kind(inner)?, STRUCT | UNION)
-                    && let Some(deeper) = self.member_of(inner, name, depth - 1)
+                let inner = word(&self.bytes, at + 4)?.checked_sub(1)? as usize;
+                let (of, base, inner) = match base {
+                    Some(base) if inner < base.starts.len() => (base, None, inner),
+                    _ => (self, base, inner - base.map_or(0, |base| base.starts.len())),
+                };
+                let inner = *of.starts.get(inner)? as usize;
+                if matches!(of.kind(inner)?, STRUCT | UNION)
+                    && let Some(deeper) = of.member_of(base, inner, name, depth - 1)
                 {
                     return Some(offset + deeper);
                 }
@@ -160,6 +186,10 @@ mod tests {
             12 << 24,
             1, // 4: f
         ];
+        description(types, strings)
+    }
+
+    fn description(types: &[u32], strings: &[u8]) -> Vec<u8> {
         let mut bytes = Vec::new();
         bytes.extend(MAGIC.to_le_bytes());
         bytes.extend([1, 0]);
@@ -182,6 +212,43 @@ mod tests {
         );
         assert_eq!(types.function("f"), Some(4));
         assert_eq!(types.function("outer"), None);
+    }
+
+    /// `struct vcpu { struct { int b; int c; }; struct { int d; }; }`: the first of the kernel's
+    /// types, the second of the module's own.
+    fn module(base: &Types) -> Types {
+        let kernel = base.strings_len as u32;
+        let strings = b"\0vcpu\0d\0";
+        let types: &[u32] = &[
+            0,
+            4 << 24 | 1,
+            4,
+            kernel + 6,
+            1,
+            0, // 5: the inner one
+            kernel + 1,
+            4 << 24 | 2,
+            12,
+            0,
+            2,
+            0,
+            0,
+            5,
+            64, // 6: vcpu
+        ];
+        Types::parse(description(types, strings)).expect("a description")
+    }
+
+    #[test]
+    fn members_of_a_modules_structures_are_found_by_its_types_and_the_kernels() {
+        let base = Types::parse(sample()).expect("a description");
+        let module = module(&base);
+        let member = |name| module.member_with(&base, "vcpu", name);
+        assert_eq!(
+            ["b", "c", "d", "a"].map(member),
+            [Some(0), Some(4), Some(8), None]
+        );
+        assert_eq!(module.member_with(&base, "outer", "a"), None);
     }
 
     #[test]

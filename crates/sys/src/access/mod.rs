@@ -32,6 +32,7 @@ use crate::mapping::SharedMemory;
 mod bpf;
 mod btf;
 mod object;
+pub mod vcpu;
 
 /// Pages of a block: one lowest-level table maps them.
 pub const BLOCK_PAGES: u64 = 512;
@@ -91,7 +92,7 @@ pub enum AccessError {
     NoTypes(io::Error),
     /// The kernel's types lack one that is needed, or have an unknown form.
     #[error(
-        "the kernel's types say nothing of {0}: access bits are read on kernels 6.1 and newer with BPF iterators"
+        "the kernel's types say nothing of {0}: a kernel 6.1 or newer with BPF iterators is needed"
     )]
     UnknownKernel(&'static str),
     /// The kernel uses five levels of page tables.
@@ -211,7 +212,7 @@ impl AccessScanner {
         let control = bpf::array(c"uc_control", CONTROL_WORDS * 8, 1)?;
         let tables = bpf::array(c"uc_tables", BASE_PAGE_BYTES, BLOCKS)?;
         let maps = [("control", &control), ("tables", &tables)];
-        let code = object::link(OBJECT, &maps)
+        let code = object::link(OBJECT, "iter/task", &maps)
             .ok_or_else(|| unknown("the program this was built with"))?;
         let program = bpf::Program::load_iterator(&code, target)?;
         let mut scanner = AccessScanner {

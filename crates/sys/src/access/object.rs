@@ -9,8 +9,6 @@ const HEADER_BYTES: usize = 64;
 const COUNT_AT: usize = 60;
 const NAMES_AT: usize = 62;
 
-const CODE: &str = "iter/task";
-
 /// `BPF_PSEUDO_MAP_FD`: a 64-bit load whose value is a descriptor of a map.
 const MAP_FD: u8 = 1;
 const LOAD_64: u8 = 0x18;
@@ -63,12 +61,15 @@ fn sections(object: &[u8]) -> Option<Vec<Section<'_>>> {
 
 /// The instructions, with the maps' descriptors filled in. `None` if `bpf/build` did not make the
 /// object.
-pub(super) fn link(object: &[u8], maps: &[(&str, &impl AsFd)]) -> Option<Vec<u64>> {
+///
+/// * `code`: the section that has them.
+pub(super) fn link(object: &[u8], code: &str, maps: &[(&str, &impl AsFd)]) -> Option<Vec<u64>> {
     let sections = sections(object)?;
     let find = |name: &str| sections.iter().find(|section| section.name == name);
-    let mut code = find(CODE)?.bytes.to_vec();
+    let relocated = format!(".rel{code}");
+    let mut code = find(code)?.bytes.to_vec();
     let (symbols, names) = (find(".symtab")?.bytes, find(".strtab")?.bytes);
-    let (relocations, _) = find(&format!(".rel{CODE}"))?.bytes.as_chunks::<16>();
+    let (relocations, _) = find(&relocated)?.bytes.as_chunks::<16>();
     for relocation in relocations {
         let at = number(relocation, 0, 8)? as usize;
         let symbol = number(relocation, 12, 4)? as usize;
@@ -100,14 +101,18 @@ mod tests {
         let object = super::super::OBJECT;
         let map = SharedMemory::create("map", 1).unwrap();
         let maps = [("control", &map), ("tables", &map)];
-        let code = link(object, &maps).unwrap();
+        let code = link(object, "iter/task", &maps).unwrap();
         let loads = code
             .iter()
             .filter(|word| **word & 0xf0ff == u64::from(LOAD_64) | 0x1000);
         assert_eq!(loads.count(), 2);
-        assert_eq!(link(object, &maps[..1]), None, "a map without a descriptor");
+        assert_eq!(
+            link(object, "iter/task", &maps[..1]),
+            None,
+            "a map without a descriptor"
+        );
         for end in 0..object.len() {
-            let _ = link(&object[..end], &maps); // no panic; mostly None
+            let _ = link(&object[..end], "iter/task", &maps); // no panic; mostly None
         }
     }
 }

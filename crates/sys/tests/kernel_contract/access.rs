@@ -4,6 +4,7 @@ use std::os::fd::AsFd;
 use std::time::Instant;
 
 use undercroft_base::{VirtPage, VirtRange};
+use undercroft_sys::access::vcpu::VirtualCpus;
 use undercroft_sys::access::{AccessError, AccessScanner, BlockScan, ClearRefs, blocks_of, clear};
 use undercroft_sys::process::PidFd;
 
@@ -18,6 +19,7 @@ crate::facts! {
     a_page_mapped_by_an_installation_counts_as_used,
     a_scan_of_a_process_that_is_gone_says_so,
     a_scan_costs_nanoseconds_a_page,
+    a_thread_that_runs_no_virtual_cpu_has_no_registers,
 }
 
 fn scanner() -> AccessScanner {
@@ -299,4 +301,21 @@ fn a_scan_costs_nanoseconds_a_page() {
         each(&mut colds),
         each(&mut clears)
     );
+}
+
+/// Also if it has a file of the name that KVM gives to its own, or none of this number runs.
+fn a_thread_that_runs_no_virtual_cpu_has_no_registers() {
+    let cpus = match VirtualCpus::open() {
+        Ok(cpus) => cpus,
+        Err(error) => crate::skip(&format!("no registers here: {error}")),
+    };
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let file = std::fs::File::create(folder.path().join("kvm-vcpu:0")).expect("a scratch file");
+    let thread = cpus.thread(std::process::id()).expect("a thread");
+    assert_eq!(thread.registers().expect("a look"), None);
+    drop(file);
+    // A number that is free by then may be refused at once.
+    if let Ok(none) = cpus.thread(u32::MAX >> 1) {
+        assert_eq!(none.registers().expect("a look"), None);
+    }
 }

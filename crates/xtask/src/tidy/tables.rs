@@ -273,6 +273,7 @@ pub(super) const MANAGER_ORDER: &[(&str, &[&str])] = &[
         "evict",
         &[
             "allowance",
+            "inside",
             "advised",
             "choose",
             "wayout",
@@ -288,7 +289,14 @@ pub(super) const MANAGER_ORDER: &[(&str, &[&str])] = &[
     (
         "fault",
         &[
-            "inbox", "awake", "install", "guards", "lane", "ahead", "relief",
+            "inbox",
+            "awake",
+            "install",
+            "guards",
+            "lane",
+            "ahead",
+            "registers",
+            "relief",
         ],
     ),
     (
