@@ -313,6 +313,15 @@ fn a_thread_that_runs_no_virtual_cpu_has_no_registers() {
     let file = std::fs::File::create(folder.path().join("kvm-vcpu:0")).expect("a scratch file");
     let thread = cpus.thread(std::process::id()).expect("a thread");
     assert_eq!(thread.registers().expect("a look"), None);
+    let begun = Instant::now();
+    (0..1000).for_each(|_| drop(thread.registers()));
+    let files = std::fs::read_dir("/proc/self/fd")
+        .expect("descriptors")
+        .count();
+    println!(
+        "a look at {files} descriptors: {:?}",
+        begun.elapsed() / 1000
+    );
     drop(file);
     // A number that is free by then may be refused at once.
     if let Ok(none) = cpus.thread(u32::MAX >> 1) {
