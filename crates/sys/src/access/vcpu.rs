@@ -4,7 +4,7 @@
 //!
 //! Limits: kernels whose own types, or those of their module `kvm`, say where things are; CAP_BPF
 //! and CAP_PERFMON. On Intel the CPU keeps some registers to itself until KVM asks for them: those
-//! are not known. Cost of a look: some 13 us, more with many descriptors
+//! are not known. Cost of a look: some microseconds, more with many descriptors
 //! (`docs/design/0058-addresses-of-guests.md`).
 
 use std::sync::atomic::Ordering;
