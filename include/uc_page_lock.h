@@ -6,30 +6,28 @@
 // tables (registered buffers of io_uring, O_DIRECT, pread and pwrite on the memory's descriptor)
 // has to keep it in memory meanwhile:
 //
-//     uc_page_locks_open(memory);            once: where the program has mapped the memory
+//     if (uc_page_locks_open(memory)) ...    once: where the program has mapped the memory
 //     if (!uc_page_lock(first, count)) {     the pages are there now, and stay
 //         ... register the buffers, do I/O, unregister them ...
 //         uc_page_unlock(first, count);
 //     }
 //
 // Locks count: a page stays until it was unlocked as often as it was locked. Threads may lock the
-// same pages. They end with the process, and with those that it forked and that did not exec.
-// Not under `undercroft vm`, all of this succeeds and does nothing. x86-64, Linux.
+// same pages. They end with the process, and with those that it forked and that did not exec; and
+// if the process closes descriptors that it does not know (close_range): open them after that.
+// Not under `undercroft vm`, all of this succeeds and does nothing. x86-64, Linux, C.
 #ifndef UC_PAGE_LOCK_H
 #define UC_PAGE_LOCK_H
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 // * memory: where all of the guest's memory is mapped, readable and writable.
-// 0, or -1 with errno: EINVAL, the locks are of another version; EBUSY, four programs have page
-// locks already; or as open() and mmap() fail.
+// 0, or -1 with errno: EINVAL, the locks are of another version; EBUSY, all four places
+// are taken; or as open() and mmap() fail.
 int uc_page_locks_open(void *memory);
 
 // Locks pages, in numbers of the memory's pages, and waits until they are in memory. 0, or -1 and
-// nothing is locked, with errno: EAGAIN, this process has locked as many pages as it may, see
+// nothing is locked, with errno: EBADF, there was no
+// uc_page_locks_open(), or it failed; EAGAIN, this process has locked as many pages as it may, see
 // uc_page_locks_max(); EINVAL, there are no such pages; EOVERFLOW, one is locked 255 times.
 int uc_page_lock(uint64_t first, uint64_t count);
 
@@ -38,10 +36,6 @@ void uc_page_unlock(uint64_t first, uint64_t count);
 
 // Different pages that this process may have locked at the same time.
 uint64_t uc_page_locks_max(void);
-
-#ifdef __cplusplus
-}
-#endif
 
 #ifdef UC_PAGE_LOCK_IMPLEMENTATION
 #include <errno.h>
@@ -52,6 +46,10 @@ uint64_t uc_page_locks_max(void);
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#ifndef F_OFD_SETLK
+#define F_OFD_SETLK 37
+#endif
 
 // The first words of the memory of the locks; see crates/sys/src/page_locks.rs.
 struct uc_page_locks_header {
@@ -105,9 +103,11 @@ uint64_t uc_page_locks_max(void) { return uc_page_locks.each_max; }
 
 void uc_page_unlock(uint64_t first, uint64_t count) {
     if (!uc_page_locks.counts) return;
-    for (uint64_t page = first; page < first + count; page++)
-        if (__atomic_sub_fetch(uc_page_locks.counts + page, 1, __ATOMIC_SEQ_CST) == 0)
-            __atomic_sub_fetch(&uc_page_locks.held, 1, __ATOMIC_SEQ_CST);
+    for (uint64_t page = first; page < first + count && page < uc_page_locks.pages; page++) {
+        uint8_t *count = uc_page_locks.counts + page, before = __atomic_load_n(count, __ATOMIC_SEQ_CST);
+        while (before && !__atomic_compare_exchange_n(count, &before, before - 1, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {}
+        if (before == 1) __atomic_sub_fetch(&uc_page_locks.held, 1, __ATOMIC_SEQ_CST);
+    }
 }
 
 // 0, or why not.
@@ -126,7 +126,7 @@ static int uc_page_count_up(uint8_t *count) {
 }
 
 int uc_page_lock(uint64_t first, uint64_t count) {
-    if (!uc_page_locks.counts) return 0;
+    if (!uc_page_locks.counts) return getenv("UNDERCROFT_LOCKS_FD") ? errno = EBADF, -1 : 0;
     if (first > uc_page_locks.pages || count > uc_page_locks.pages - first) return errno = EINVAL, -1;
     for (uint64_t page = first; page < first + count; page++) {
         int why = uc_page_count_up(uc_page_locks.counts + page);

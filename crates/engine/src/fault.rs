@@ -361,23 +361,25 @@ impl<L: Ledger> Engine<L> {
         }
         self.links.append(no, &mut linked);
         let region = self.table.region_around(fault.space, fault.page);
-        let mut most = self.along_max(no);
+        let (mut most, mut found) = (self.along_max(no), false);
         for other in &linked {
             // What was linked may have been dropped since.
             let Some((space, page)) = self.table.address_if_used(*other) else {
                 continue;
             };
+            if *other == no || space != fault.space || !region.contains(page) {
+                continue;
+            }
+            found = true;
             let entry = self.table.entry(*other);
-            let comes = *other != no
-                && entry.state == PageState::Stored
-                && space == fault.space
-                && region.contains(page);
-            if comes && most > 0 {
+            if entry.state == PageState::Stored && most > 0 {
                 most -= 1;
                 self.plan_page(plan, *other, page, entry, false);
             }
         }
-        let found = !linked.is_empty();
+        if !found {
+            self.links.forget(no); // of a page that had this number before
+        }
         self.linked = linked;
         plan.items.sort_unstable_by_key(|item| item.page);
         found

@@ -79,6 +79,13 @@ impl Links {
         }
     }
 
+    /// Nothing comes with this page any more.
+    pub(crate) fn forget(&mut self, no: PageNo) {
+        if self.holds(no) {
+            self.put(no, no);
+        }
+    }
+
     /// Appends the pages that come with a page, until that is met again: as many as one load has,
     /// at most. A page that meets another one again is named again.
     pub(crate) fn append(&self, no: PageNo, out: &mut Vec<PageNo>) {

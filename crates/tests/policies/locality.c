@@ -20,6 +20,7 @@
 #endif
 enum { CHUNKS = 1 << 11, CHUNK = 512, PROBES = 32, RUN = 64, SEQUENCE_MIN = 16, NONE = -1 };
 enum { SHIFT_MAX = 64 /* nothing goes to the disk */, WINDOW_MS = 1000, PATIENCE = 3 };
+enum { SEQUENCES_AN_EVENT = 4 };
 /* It came along, and was not used; it is linked with others; these are to leave next. */
 enum { ALONG = 1, LINKED = 2, FOLLOWED = 4 };
 
@@ -138,9 +139,9 @@ static void begins(int32_t at) {
     for (int32_t i = 0; i < RUN && marks[at] & LINKED; i++, at = next[at]) marks[at] |= FOLLOWED;
 }
 
-/* The batch is known. */
+/* The batch is known. The other wishes of an event need room, too. */
 static void follow(void) {
-    while (begun_count > 0) {
+    for (int n = 0; begun_count > 0 && n < SEQUENCES_AN_EVENT; n++) {
         int32_t at = begun[--begun_count];
         for (int32_t i = 0; i < RUN && marks[at] & LINKED; i++, at = next[at])
             if (get_page_state(space_of(at), page_of(at)) == UC_IN) reclaim(space_of(at), page_of(at));

@@ -20,7 +20,8 @@
 
 enum { WORDS = 512, HELD = 64, EACH = 8, STAY_US = 700000, NO_RING = 77 };
 
-static uint64_t *memory, pages, seed, end, *counts;
+static uint64_t *memory, pages, seed, *counts;
+static volatile uint64_t end = UINT64_MAX;
 static uint64_t writes, checks, wrong, others;
 static int fd, locks;
 
@@ -109,12 +110,12 @@ int main(int argc, char **argv) {
     int child = by_ring ? 0 : fork();
     if (!by_ring && !child) close(asks[1]), peer(asks[0], answers[1]);
     if (locks && uc_page_locks_open(memory)) return perror("page locks"), 5;
-    end = now() + atoi(argv[1]) * 1000000000ull;
     pthread_t threads[2];
     for (uint64_t at = 0; at < 2; at++) pthread_create(threads + at, 0, use, (void *)at);
     for (uint64_t page = 3; page < pages; page += 4) // what is not written shall be missed, too
         for (counts[page] = 0; counts[page] < WORDS; counts[page]++)
             memory[page * WORDS + counts[page]] = value(page, counts[page] + 1);
+    end = now() + atoi(argv[1]) * 1000000000ull;
     if (!strcmp(argv[4], "all")) memset(uc_page_locks.counts, 1, pages);
     for (uint64_t random = mix(seed + 77), round = 0; now() < end; round++) {
         random = mix(random + 1);

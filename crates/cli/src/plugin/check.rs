@@ -116,7 +116,7 @@ pub(crate) fn check(path: &Path) -> Result<u8, Failure> {
          {wanted} to come, {} refused as too many for one event\n",
         counts.events, each, counts.failures, counts.flooded
     );
-    if of_tiers {
+    if of_tiers || linked > 0 {
         text += &format!("  tiers      {placed} pages placed, {linked} linked, {moved} moves\n");
     }
     let status = match desk.last_failure() {

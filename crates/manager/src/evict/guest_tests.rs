@@ -4,7 +4,7 @@ use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use undercroft_base::{
     BASE_PAGE_BYTES, Bytes, PageCount, PageSize, PageState, VirtPage, VirtRange,
@@ -299,7 +299,10 @@ fn locked_pages_of_a_guest_stay_as_long_as_their_client_lives() {
     std::thread::scope(|scope| {
         let word = machine.word(pages[0]);
         let writes = scope.spawn(|| word.fetch_add(1, Ordering::Relaxed));
-        std::thread::sleep(Duration::from_millis(50));
+        let begun = Instant::now();
+        while !writes.is_finished() && begun.elapsed() < Duration::from_secs(10) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         let waits = !writes.is_finished();
         let on = machine.guest().protect(VirtRange::one(pages[0]), false);
         assert!(!waits && on.is_ok(), "no thread serves faults");

@@ -589,10 +589,10 @@ pub struct PluginReport {
     /// Pages of these that were out of memory, had room, and were loaded.
     #[serde(default)]
     pub prefetches_done: u64,
-    /// Pages for whose next copy it wished a tier, and that were looked at.
+    /// Pages for which it wished a tier, or a page that comes along, and that were looked at.
     #[serde(default)]
     pub places_wished: u64,
-    /// Pages of these that were not in memory, or had no such tier.
+    /// Pages of these that were not in memory, or for which there was no such tier or page.
     #[serde(default)]
     pub places_dropped: u64,
     /// Pages in the moves between tiers that it wished, and that were looked at.

@@ -270,26 +270,28 @@ fn a_program_goes_on_when_its_agent_is_killed() {
         return;
     }
     let _turn = beside_others();
+    let left = |run: &Running| run.status()?["pages"]["swapped_out"].as_u64();
     for after in [3u64, 40, 90, 150, 200] {
-        let job = Job::new(build("touch")).args(["48", "--rounds", rounds("2", "4")]);
-        // A second a round: the agent is found and killed long before the end.
-        let job = job.args(["--pace", "20"]);
+        let job = Job::new(build("touch")).args(["48", "--rounds", "1000000"]);
         let mut run = job.limit(LIMIT).start();
-        run.until("eviction", 20, |run| {
-            let status = run.status()?;
-            (status["pages"]["swapped_out"].as_f64()? > 0.0).then_some(())
-        });
+        run.until("eviction", 20, |run| left(run).filter(|pages| *pages > 0));
         // Only now: what makes the agent has its name, and ends.
         let agent = run.until("agent", 20, |run| agents(run).first().copied());
         std::thread::sleep(Duration::from_millis(after));
-        let began = Instant::now();
         kill_process(Pid::from_raw(agent).expect("a number"), Signal::KILL).expect("it lives");
-        let outcome = run.wait().expect(0);
-        assert_eq!(outcome.number("counters.lost"), Some(0.0), "{outcome}");
+        let began = Instant::now();
+        let before = left(&run).expect("it runs");
+        // Two rounds, whose words are checked.
+        run.until("eviction by another agent", 60, |run| {
+            left(run).filter(|pages| *pages > before + 2 * 48 * 256)
+        });
         say(&format!(
-            "killed after {after} ms; ended {:?} later",
+            "killed after {after} ms; on in {:?}",
             began.elapsed()
         ));
+        run.signal(Signal::TERM);
+        let outcome = run.wait().expect(128 + 15);
+        assert_eq!(outcome.number("counters.lost"), Some(0.0), "{outcome}");
     }
 }
 

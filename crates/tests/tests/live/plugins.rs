@@ -389,7 +389,7 @@ fn a_policy_that_works_without_end_gets_a_quarter_of_a_cpu() {
     let mut run = walk_over(folder.path(), text(&file), "1000000").start();
     run.until(counted, 90, |run| {
         let late = &run.status()?["policies"]["plugin"][counted];
-        (late.as_u64()? > 0).then_some(())
+        (late.as_u64()? > 0 && policy_seconds(run) > 0.1).then_some(())
     });
     let (used, begun) = (policy_seconds(&run), Instant::now());
     std::thread::sleep(Duration::from_secs(4));
@@ -398,10 +398,7 @@ fn a_policy_that_works_without_end_gets_a_quarter_of_a_cpu() {
     run.signal(Signal::TERM);
     run.wait().expect(128 + 15);
     // What it has ahead, and the hundredths in which it is counted.
-    assert!(
-        used > 0.0 && used <= passed / 4.0 + 0.35,
-        "{used} of {passed}"
-    );
+    assert!(used <= passed / 4.0 + 0.35, "{used} of {passed}");
 }
 
 #[test]

@@ -147,7 +147,7 @@ fn guards_are_kept_where_all_pages_are_brought_back() {
     let pid = run.keeper().to_string();
     let keep = ["set", &pid, "keep=yes"];
     Job::new(undercroft()).args(keep).run().expect(0);
-    let all = 16384 - 4096 / 3; // pages without guards
+    let all = 16384 - 4096_u64.div_ceil(3); // pages without guards
     run.until("all of its memory", 30, |run| {
         let pages = run.status()?["resident_bytes"].as_u64()? / 4096;
         (pages >= all).then_some(())

@@ -2,6 +2,8 @@
 //! leave, and loses no write to a page that it has locked. The device is `programs/device.c`; its
 //! locks are those of `include/uc_page_lock.h`.
 
+use std::process::Command;
+
 use undercroft_tests::{Job, MIB, Outcome, rounds, say, setting, skip, turn};
 
 use crate::takeover::{under_kills, wait_for_end};
@@ -33,6 +35,28 @@ fn counts(outcome: &Outcome, told: &str) -> Option<[f64; 2]> {
     Some([wrong, others])
 }
 
+/// As the guide has it: in a program that defines nothing else.
+#[test]
+fn the_header_of_page_locks_needs_nothing_else() {
+    turn!(beside_others, "it is about a header");
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let source = folder.path().join("locks.c");
+    let text = "#define UC_PAGE_LOCK_IMPLEMENTATION\n#include \"uc_page_lock.h\"\n
+        int main(void) { return uc_page_locks_open(0) || uc_page_lock(0, 1); }\n";
+    std::fs::write(&source, text).expect("a scratch file");
+    let program = folder.path().join("locks");
+    let include = concat!(env!("CARGO_MANIFEST_DIR"), "/../../include");
+    let mut compiler = Command::new("cc");
+    compiler.args(["-Wall", "-Wextra", "-Werror", "-I", include, "-o"]);
+    let made = compiler.args([&program, &source]).output().expect("cc");
+    assert!(made.status.success(), "{made:?}");
+    let ended = Command::new(&program).status().expect("it starts");
+    assert!(
+        ended.success(),
+        "outside of `undercroft vm` it does nothing"
+    );
+}
+
 /// Each page is locked for most of a second, in which many times the limit comes and goes.
 #[test]
 fn a_device_loses_no_write_to_pages_that_are_locked() {
@@ -45,7 +69,7 @@ fn a_device_loses_no_write_to_pages_that_are_locked() {
         let outcome = run.wait();
         let told = format!("{kind}, locked, {killed} managers killed");
         let Some(lost) = counts(&outcome, &told) else {
-            return;
+            continue;
         };
         assert_eq!(lost, [0.0; 2], "{outcome}");
         if killed == 0 {
@@ -71,7 +95,7 @@ fn a_device_loses_writes_to_pages_that_are_not_locked() {
     for kind in ["uring", "peer"] {
         let outcome = device(2, kind, "none").run();
         let Some([wrong, others]) = counts(&outcome, &format!("{kind}, not locked")) else {
-            return;
+            continue;
         };
         assert!(wrong > 10.0, "{outcome}");
         assert_eq!(others, 0.0, "{outcome}");
