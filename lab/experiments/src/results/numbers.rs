@@ -43,8 +43,8 @@ fn significant(value: f64) -> f64 {
     if value == 0.0 || !value.is_finite() {
         return value;
     }
-    let text = format!("{value:.2e}");
-    text.parse().unwrap_or(value)
+    let scale = 10f64.powi(2 - value.abs().log10().floor() as i32);
+    (value * scale).round() / scale
 }
 
 #[cfg(test)]
