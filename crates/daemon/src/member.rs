@@ -47,6 +47,8 @@ pub(crate) struct Member {
     pub(crate) curves: Curves,
     pub(crate) refused_until: Duration,
     pub(crate) target: Bytes,
+    /// Less than it shall have was free when it was last given memory: the rest is no new step.
+    pub(crate) lacks: bool,
     /// Its room in each tier with a budget.
     pub(crate) storage: Vec<Store>,
     /// Whether it was asked to keep to other quotas, and has not answered.
@@ -107,6 +109,7 @@ impl Member {
             curves: Curves::default(),
             refused_until: Duration::ZERO,
             target: limit,
+            lacks: false,
             storage: Vec::new(),
             asked_quotas: false,
             claimed: false,

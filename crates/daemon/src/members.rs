@@ -577,7 +577,7 @@ impl Members {
         for (id, member) in &mut self.members {
             let is_open = member.asked.is_none() && now >= member.refused_until;
             if is_open && shares::gives(member.limit, member.target, urgent) {
-                member.asked = Some(member.target);
+                (member.asked, member.lacks) = (Some(member.target), false);
                 let memory = member.target.0;
                 self.said
                     .push((*id, Said::Message(ToKeeper::Keep { memory })));
@@ -632,6 +632,7 @@ impl Members {
         let member = Member {
             next_tell: self.now + TELL[1],
             target,
+            lacks: memory < target,
             storage: store::granted(&self.config.tiers),
             // It begins now, so all that it tells is its own.
             counted: Some((self.now, 0)),
@@ -664,13 +665,16 @@ impl Members {
         }
         let mut free = self.free();
         for (id, member) in &mut self.members {
-            let more = member.target.0.saturating_sub(member.limit.0).min(free);
+            let wanted = member.target.0.saturating_sub(member.limit.0);
+            let more = wanted.min(free);
+            let is_rest = member.lacks && wanted > 0 && more == wanted;
             if member.asked.is_none()
                 && self.now >= member.refused_until
-                && more >= shares::STEP_MIN.0
+                && (more >= shares::STEP_MIN.0 || is_rest)
             {
                 let memory = member.limit.0 + more;
                 free -= more;
+                member.lacks = more < wanted;
                 member.asked = Some(Bytes(memory));
                 self.said
                     .push((*id, Said::Message(ToKeeper::Keep { memory })));

@@ -274,6 +274,31 @@ fn a_new_client_has_its_share_within_a_second_and_protection_holds() {
     assert_eq!(world.limit(first), 256, "what others leave comes back");
 }
 
+/// A client is a little above its limit at the moment when another goes. That little is given to it
+/// later, though it is no step of its own.
+#[test]
+fn a_client_has_all_that_another_leaves_also_in_two_parts() {
+    let mut world = World::new(256);
+    let first = world.join(hello("default"));
+    world.calm(5);
+    let web = world.join(hello("web"));
+    while world.limit(first) == 256 {
+        world.tick(20);
+        world.act(first, true);
+    }
+    for _ in 0..100 {
+        let fake = world.fakes.get_mut(&first).expect("a client");
+        fake.dram = fake.limit.expect("a limit") + 300 * 1024;
+        world.tick(20);
+        world.act(first, true);
+        world.act(web, true);
+    }
+    assert!(world.fakes[&web].limit.is_some(), "it was admitted");
+    world.leave(web);
+    world.calm(5);
+    assert_eq!(world.fakes[&first].limit, Some(256 * MIB));
+}
+
 /// The others hold all, and refuse at first to have less. That is no reason to refuse a new one.
 #[test]
 fn a_new_client_waits_for_others_that_refuse_to_have_less() {
