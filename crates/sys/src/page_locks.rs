@@ -63,6 +63,17 @@ pub fn create(pages: PageCount, page: PageSize, each_max: PageCount) -> io::Resu
     Ok(memfd)
 }
 
+/// The lock of the kernel that has this place.
+fn lock_of(place: usize) -> libc::flock {
+    libc::flock {
+        l_type: libc::F_WRLCK as i16,
+        l_whence: libc::SEEK_SET as i16,
+        l_start: place as i64,
+        l_len: 1,
+        l_pid: 0,
+    }
+}
+
 /// The manager's side.
 #[derive(Debug)]
 pub struct PageLocks {
@@ -119,13 +130,7 @@ impl PageLocks {
     ///
     /// If the kernel does not say, a program has it: a page too many stays.
     pub fn lives(&self, client: usize) -> bool {
-        let mut of = libc::flock {
-            l_type: libc::F_WRLCK as i16,
-            l_whence: libc::SEEK_SET as i16,
-            l_start: client as i64,
-            l_len: 1,
-            l_pid: 0,
-        };
+        let mut of = lock_of(client);
         // SAFETY: the kernel writes to `of` alone, which is ours and of the type it expects.
         let told = unsafe { libc::fcntl(self.file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut of) };
         told != 0 || of.l_type != libc::F_UNLCK as i16
@@ -153,13 +158,7 @@ impl Client {
     pub fn take(memfd: BorrowedFd<'_>, place: usize) -> io::Result<Client> {
         let path = format!("/proc/self/fd/{}", memfd.as_raw_fd());
         let file = File::options().read(true).write(true).open(path)?;
-        let mut of = libc::flock {
-            l_type: libc::F_WRLCK as i16,
-            l_whence: libc::SEEK_SET as i16,
-            l_start: place as i64,
-            l_len: 1,
-            l_pid: 0,
-        };
+        let mut of = lock_of(place);
         // SAFETY: the kernel reads `of` alone, which is of the type it expects.
         if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw mut of) } != 0 {
             return Err(io::Error::last_os_error());

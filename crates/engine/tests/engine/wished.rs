@@ -274,6 +274,26 @@ fn linked_pages_come_together_and_leave_no_copy_in_the_slowest_tier() {
     assert_eq!(come(&mut engine, space, 22), [22]);
 }
 
+/// The linked page may be in another mapping by then, or its number that of another page.
+#[test]
+fn a_link_that_leads_nowhere_is_forgotten_by_the_next_fault() {
+    let (mut engine, space) = engine_that(40, true);
+    devices(&mut engine);
+    let item = select(&mut engine, down(space, 8, 1))[0];
+    engine.migrations().demoted(item, SLOW, Slot(8));
+    let next = Placing::With(VirtPage(30));
+    assert!(engine.evictions().place(space, VirtPage(8), next));
+    engine
+        .layout()
+        .unmapped(space, VirtRange::one(VirtPage(20)));
+    assert_eq!(come(&mut engine, space, 8), [8]);
+    let entry = engine.books().entry(space, VirtPage(8));
+    assert!(
+        entry.flags.has(Flags::RETAINED),
+        "its copy stays, as of a page without a link"
+    );
+}
+
 /// Notes what is told of tiers.
 #[derive(Default)]
 struct Told(Mutex<Vec<(&'static str, u64, u8)>>);
@@ -310,17 +330,7 @@ fn where_copies_go_and_come_from_is_told_by_rank() {
     let item = select(&mut engine, down(space, 0, 8))[0];
     engine.migrations().demoted(item, SLOW, Slot(2));
     for page in 0..3 {
-        let fault = Fault {
-            space,
-            page: VirtPage(page),
-            write: false,
-            thread: undercroft_base::ThreadId(1),
-            urgent: false,
-        };
-        let mut plan = LoadPlan::default();
-        engine.faults().answer(fault, &mut plan);
-        plan.items[0].install = Install::Done;
-        engine.faults().finish(fault, &mut plan.items);
+        assert_eq!(come(&mut engine, space, page), [page]);
     }
     let dropped = VirtRange::new(VirtPage(0), VirtPage(3));
     engine.layout().removed(space, dropped);

@@ -12,7 +12,7 @@ use undercroft_base::Bytes;
 
 use super::super::redis_server::installed;
 use super::super::{Lab, progress, retrying, skip};
-use super::{lacks_clang, policy, program, record};
+use super::{lacks_clang, policy, program, record, run, unreadable};
 use crate::results::{Better, Results, Target};
 use crate::rig::{
     CommandLine, Finished, Rig, RigError, Stdout, SwapFile, TierChoice, Undercroft, swap,
@@ -111,16 +111,13 @@ fn one(
     limit: Bytes,
     command: &CommandLine,
 ) -> Result<(BTreeMap<String, f64>, Finished), RigError> {
-    let outcome = rig.set_up(limit)?.spawn(command)?.finish()?;
-    let outcome = outcome.successful(rig.name(), "the product")?;
-    let line = outcome.lines.last().map_or("", String::as_str);
+    let what = "the product";
+    let (line, outcome) = run(rig, limit, command, what)?;
     let seconds = line
         .split_once(' ')
         .and_then(|(took, _)| took.parse::<f64>().ok());
-    let seconds = seconds.ok_or_else(|| RigError::Unreadable {
-        what: format!("read what the product says on rig {}", rig.name()),
-        why: format!("no seconds in `{line}`"),
-    })?;
+    let seconds =
+        seconds.ok_or_else(|| unreadable(rig, what, format!("no seconds in `{line}`")))?;
     let mut values = BTreeMap::from([("seconds".to_owned(), seconds)]);
     let faults = outcome.report.as_ref();
     let faults = faults.and_then(|of| of["faults"]["swap_in"].as_f64());

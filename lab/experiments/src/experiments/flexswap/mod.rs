@@ -98,19 +98,35 @@ fn policy(
     Ok(file)
 }
 
+/// A run of a program, which `what` names, and the last line that it says.
+fn run(
+    rig: &dyn Rig,
+    limit: Bytes,
+    command: &CommandLine,
+    what: &str,
+) -> Result<(String, Finished), RigError> {
+    let outcome = rig.set_up(limit)?.spawn(command)?.finish()?;
+    let outcome = outcome.successful(rig.name(), what)?;
+    let line = outcome.lines.last().cloned().unwrap_or_default();
+    Ok((line, outcome))
+}
+
+fn unreadable(rig: &dyn Rig, what: &str, why: String) -> RigError {
+    RigError::Unreadable {
+        what: format!("read what {what} says on rig {}", rig.name()),
+        why,
+    }
+}
+
 /// A run of the monitor, and the numbers of its line.
 fn one(
     rig: &dyn Rig,
     limit: Bytes,
     command: &CommandLine,
 ) -> Result<(BTreeMap<String, f64>, Finished), RigError> {
-    let outcome = rig.set_up(limit)?.spawn(command)?.finish()?;
-    let outcome = outcome.successful(rig.name(), "the monitor")?;
-    let line = outcome.lines.last().cloned().unwrap_or_default();
-    let unreadable = |why: String| RigError::Unreadable {
-        what: format!("read what the monitor says on rig {}", rig.name()),
-        why,
-    };
+    let what = "the monitor";
+    let (line, outcome) = run(rig, limit, command, what)?;
+    let unreadable = |why| unreadable(rig, what, why);
     let mut values: BTreeMap<String, f64> =
         serde_json::from_str(&line).map_err(|error| unreadable(error.to_string()))?;
     if let [Some(slow), Some(reads)] = ["slow", "reads"].map(|name| values.get(name).copied()) {
