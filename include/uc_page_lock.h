@@ -13,8 +13,8 @@
 //     }
 //
 // Locks count: a page stays until it was unlocked as often as it was locked. Threads may lock the
-// same pages. They end with the process, and with those that it forked and that did not exec; and
-// if the process closes descriptors that it does not know (close_range): open them after that.
+// same pages. They end with the process, and with those that it forked and that did not exec. They
+// also end if the process closes all descriptors (close_range): call uc_page_locks_open after that.
 // Not under `undercroft vm`, all of this succeeds and does nothing. x86-64, Linux, C.
 #ifndef UC_PAGE_LOCK_H
 #define UC_PAGE_LOCK_H

@@ -46,7 +46,8 @@ impl Places {
 }
 
 /// Pages, and for each the one that comes with it: one place for all pages whose numbers have the
-/// same rest. A page may be another one by now: then that comes, and that is all.
+/// same rest. A number may be another page's by now. Then that page comes along, or none does and
+/// the link is forgotten: no byte is at stake.
 #[derive(Debug, Default)]
 pub(crate) struct Links(Vec<[PageNo; 2]>);
 

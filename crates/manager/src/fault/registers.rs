@@ -4,7 +4,8 @@
 
 use undercroft_sys::access::vcpu::{Registers, Thread, VirtualCpus};
 
-/// Threads that are remembered: more than a guest has virtual CPUs that fault at a time.
+/// Threads that are remembered; each takes a descriptor. Of a guest with more virtual CPUs that
+/// fault, some are looked for anew each time.
 const THREADS_MAX: usize = 64;
 
 /// Threads of the monitor that were looked at, the newest last.
