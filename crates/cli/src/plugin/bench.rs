@@ -16,7 +16,7 @@ pub(crate) fn bench(path: &Path, trace: &str) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// Line of a shell.
+/// Line of a shell. Time passes in the replay, so that a policy that scans or counts time is heard.
 fn command(path: &Path, trace: &str) -> Result<String, Failure> {
     let name = path.to_str().filter(|name| !name.contains(','));
     let Some(name) = name.filter(|name| name.ends_with(".wasm")) else {
@@ -29,7 +29,7 @@ fn command(path: &Path, trace: &str) -> Result<String, Failure> {
     };
     Ok(format!(
         "undercroft-lab sim --trace {} --policy {},auto,lru,belady --memory 25%,50%,75% \
-         --initial stored --out bench",
+         --initial stored --reference-time 10us --out bench",
         quoted(trace),
         quoted(name)
     ))
@@ -59,6 +59,7 @@ mod tests {
             ),
             "{said}"
         );
+        assert!(said.contains("--reference-time 10us"), "{said}");
         for name in ["mine", "a,b.wasm"] {
             let refused = of(name).expect_err(name);
             assert!(refused.fix.contains("no comma"), "{refused}");
