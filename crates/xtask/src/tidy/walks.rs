@@ -1,13 +1,21 @@
-//! The table of ARCHITECTURE.md that says where to start reading: its files and functions exist.
+//! ARCHITECTURE.md stays short, and the files and functions of its table that says where to start
+//! reading exist.
 
 use super::tree::{Tree, code};
 
 const TEXT: &str = "ARCHITECTURE.md";
 const HEADING: &str = "## Start reading here";
 
-/// Names in the table that no file or function has.
+/// Most bytes of the map.
+const BYTES_MAX: usize = 12 * 1024;
+
+/// Names in the table that no file or function has; and that the map is too long, if it is.
 pub(super) fn missing(tree: &Tree) -> Vec<String> {
     let text = tree.texts.get(TEXT).map_or("", String::as_str);
+    if text.len() > BYTES_MAX {
+        let bytes = text.len();
+        return vec![format!("{TEXT}: {bytes} bytes; at most {BYTES_MAX}")];
+    }
     let section = text.split_once(HEADING).unwrap_or_default().1;
     let section = section.split("\n## ").next().unwrap_or_default();
     let rows: Vec<&str> = section.lines().filter(|l| l.starts_with('|')).collect();
