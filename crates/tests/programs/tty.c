@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <termios.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -57,6 +58,11 @@ int main(int argc, char **argv) {
         at++;
     pid_t child = forkpty(&terminal, NULL, NULL, NULL);
     if (child == 0) {
+        // A key that is a signal does not discard what the program prints because of it.
+        struct termios mode;
+        tcgetattr(0, &mode);
+        mode.c_lflag |= NOFLSH;
+        tcsetattr(0, TCSANOW, &mode);
         // As in a fresh session. A shell that runs the tests as a background job ignores these
         // signals.
         signal(SIGINT, SIG_DFL);

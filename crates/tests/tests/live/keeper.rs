@@ -137,7 +137,7 @@ fn a_key_reaches_the_program_once() {
             if under && plain_only() {
                 continue;
             }
-            let outcome = on_terminal(&steps, under, &[&told, "8"]);
+            let outcome = on_terminal(&steps, under, &[&told, "20"]);
             assert_eq!(outcome.text().matches("got").count(), 1, "{outcome}");
             seen.push(outcome.text());
         }
