@@ -10,7 +10,6 @@
 pub mod cost;
 mod experiments;
 mod plot;
-#[cfg(test)]
 mod policy_file;
 pub mod results;
 pub mod touch;

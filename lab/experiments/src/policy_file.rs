@@ -1,32 +1,76 @@
-//! Policy files of papers, for experiments that compare them with our rules. Tests only.
+//! The policy files of `policies`, built when an experiment needs one.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Builds a policy of `crates/tests/policies` into a folder, and returns its path. `None`: there is
-/// no compiler, and that was said.
-pub(crate) fn build(name: &str, folder: &Path) -> Option<String> {
-    build_with(name, None, folder)
+use anyhow::{Context, bail};
+
+macro_rules! policies {
+    ($($name:literal),+ $(,)?) => {
+        [$((
+            concat!($name, ".c"),
+            include_str!(concat!("../../../policies/", $name, ".c")),
+        )),+]
+    };
 }
 
-/// The same. * `constant`: `NAME=VALUE`, another value of one of its macros.
-pub(crate) fn build_with(name: &str, constant: Option<&str>, folder: &Path) -> Option<String> {
-    let there = |tool: &str| Command::new(tool).arg("--version").output().is_ok();
-    if !there("clang") || !there("wasm-ld") {
-        println!("SKIPPED: no clang or no wasm-ld: no policy can be built from C");
+const POLICIES: [(&str, &str); 6] = policies![
+    "clock",
+    "clock_w",
+    "dt_reclaimer",
+    "locality",
+    "sys_r",
+    "temperature",
+];
+
+/// Files that build them.
+const TOOLS: [(&str, &str); 2] = [
+    ("Makefile", include_str!("../../../policies/Makefile")),
+    (
+        "undercroft_policy.h",
+        include_str!("../../../policies/undercroft_policy.h"),
+    ),
+];
+
+/// Why none can be built here.
+pub(crate) fn lacks() -> Option<String> {
+    let is_there = |tool: &str| Command::new(tool).arg("--version").output().is_ok();
+    let there = ["make", "clang", "wasm-ld"].into_iter().all(is_there);
+    (!there).then(|| "make, clang or wasm-ld is missing: they make the policy".to_owned())
+}
+
+/// Builds a policy with other first values of its parameters into a folder of its own in `folder`,
+/// and returns the file.
+///
+/// * `values`: macros of the policy, and their values.
+pub(crate) fn build(folder: &Path, name: &str, values: &[(&str, u32)]) -> anyhow::Result<PathBuf> {
+    let defines: Vec<_> = (values.iter().map(|(of, value)| format!("-D{of}={value}"))).collect();
+    let folder = folder.join([&[name.to_owned()], &defines[..]].concat().concat());
+    std::fs::create_dir_all(&folder).with_context(|| format!("make {}", folder.display()))?;
+    for (file, text) in POLICIES.iter().chain(&TOOLS) {
+        std::fs::write(folder.join(file), text).with_context(|| format!("write {file}"))?;
+    }
+    let file = format!("{name}.wasm");
+    let make = Command::new("make")
+        .arg("-C")
+        .args([&folder, Path::new(&file)])
+        .arg(format!("DEFINE={}", defines.join(" ")))
+        .output()
+        .context("start make")?;
+    if !make.status.success() {
+        let why = String::from_utf8_lossy(&make.stderr).into_owned();
+        bail!("{file} cannot be built: {why}");
+    }
+    Ok(folder.join(file))
+}
+
+/// Builds one for a test, and returns its path. `None`: it cannot be built here, and that was said.
+#[cfg(test)]
+pub(crate) fn of_test(folder: &Path, name: &str, values: &[(&str, u32)]) -> Option<String> {
+    if let Some(why) = lacks() {
+        println!("SKIPPED: {why}");
         return None;
     }
-    let crates = format!("{}/../../crates", env!("CARGO_MANIFEST_DIR"));
-    let file = folder.join(format!("{name}.wasm"));
-    let flags = "--target=wasm32 -O2 -mbulk-memory -nostdlib -Wl,--no-entry";
-    let built = Command::new("clang")
-        .args(flags.split_whitespace())
-        .args(constant.map(|of| format!("-D{of}")))
-        .args(["-I", &format!("{crates}/cli/src/plugin"), "-o"])
-        .arg(&file)
-        .arg(format!("{crates}/tests/policies/{name}.c"))
-        .output()
-        .expect("clang");
-    assert!(built.status.success(), "{built:?}");
+    let file = build(folder, name, values).expect("a policy file");
     Some(file.to_str().expect("a plain path").to_owned())
 }

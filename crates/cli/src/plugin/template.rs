@@ -7,9 +7,12 @@ use std::path::Path;
 use undercroft_terminal::{Failure, line, status};
 
 const FILES: [(&str, &str); 3] = [
-    ("policy.c", include_str!("policy.c")),
-    ("undercroft_policy.h", include_str!("undercroft_policy.h")),
-    ("Makefile", include_str!("Makefile")),
+    ("policy.c", include_str!("../../../../policies/behind.c")),
+    (
+        "undercroft_policy.h",
+        include_str!("../../../../policies/undercroft_policy.h"),
+    ),
+    ("Makefile", include_str!("../../../../policies/Makefile")),
 ];
 
 /// Writes the files into a new or empty directory. Errors: it has files, or cannot be written.

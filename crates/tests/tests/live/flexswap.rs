@@ -1,4 +1,4 @@
-//! FlexSwap's policies as files (`crates/tests/policies`): what they do to a program, and in the
+//! FlexSwap's policies as files (`policies`): what they do to a program, and in the
 //! lab from the same file.
 
 use std::path::{Path, PathBuf};
@@ -17,16 +17,13 @@ pub(crate) fn policy(name: &str, folder: &Path) -> Option<PathBuf> {
         skip("no clang or no wasm-ld: no policy can be built from C");
         return None;
     }
-    let here = env!("CARGO_MANIFEST_DIR");
     let file = folder.join(format!("{name}.wasm"));
-    let flags = "--target=wasm32 -O2 -mbulk-memory -nostdlib -Wall -Wextra -Werror \
-                 -Wno-unused-parameter -Wl,--no-entry";
-    let built = Command::new("clang")
-        .args(flags.split_whitespace())
-        .args(["-I", &format!("{here}/../cli/src/plugin"), "-o"])
-        .args([&file, &format!("{here}/policies/{name}.c").into()])
+    let built = Command::new("make")
+        .args(["-C", concat!(env!("CARGO_MANIFEST_DIR"), "/../../policies")])
+        .args(["DEFINE=-Werror", &format!("OUT={}", folder.display())])
+        .arg(&file)
         .output()
-        .expect("clang");
+        .expect("make");
     assert!(built.status.success(), "{built:?}");
     let check = ["policy", "check", text(&file)];
     Job::new(undercroft()).args(check).run().expect(0);

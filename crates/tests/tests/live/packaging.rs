@@ -202,8 +202,11 @@ fn listed(command: &str, file: &Path) -> Vec<String> {
 #[test]
 fn packages_of_both_kinds_have_what_a_machine_needs() {
     turn!(beside_others, "it makes packages of the binary under test");
-    if find("dpkg-deb").is_none() || find("rpmbuild").is_none() {
-        return skip("it wants dpkg-deb and rpmbuild (Debian: dpkg, rpm)");
+    let programs = ["dpkg-deb", "rpmbuild", "clang", "wasm-ld"];
+    if programs.iter().any(|program| find(program).is_none()) {
+        return skip(
+            "it wants dpkg-deb, rpmbuild, clang and wasm-ld (Debian: dpkg, rpm, clang, lld)",
+        );
     }
     let files = made(undercroft(), &["deb", "rpm"]);
     let deb = listed("dpkg-deb --fsys-tarfile FILE | tar -t", &files[0]);
@@ -212,6 +215,7 @@ fn packages_of_both_kinds_have_what_a_machine_needs() {
     for path in [
         "/etc/undercroft.toml",
         "/usr/bin/undercroft",
+        "/usr/include/uc_page_lock.h",
         "/usr/lib/systemd/system/undercroft.service",
         "/usr/lib/systemd/system/undercroft.socket",
         "/usr/lib/sysusers.d/undercroft.conf",
@@ -221,6 +225,8 @@ fn packages_of_both_kinds_have_what_a_machine_needs() {
         "/usr/share/doc/undercroft/docs/guide/README.md",
         "/usr/share/man/man1/undercroft.1.gz",
         "/usr/share/man/man1/undercroft-run.1.gz",
+        "/usr/share/undercroft/policies/clock.wasm",
+        "/usr/share/undercroft/policies/undercroft_policy.h",
         "/usr/share/zsh/site-functions/_undercroft",
     ] {
         assert!(deb.iter().any(|name| name == path), "no {path}: {deb:?}");
@@ -250,7 +256,7 @@ fn may_try(programs: &[&str]) -> bool {
 #[test]
 fn package_in_a_clean_debian_works_and_leaves_nothing() {
     turn!(beside_others, "it installs the binary under test");
-    if !may_try(&["debootstrap", "dpkg-deb"]) {
+    if !may_try(&["debootstrap", "dpkg-deb", "clang", "wasm-ld"]) {
         return;
     }
     tried("try-deb", &made(undercroft(), &["deb"])[0]);
@@ -259,7 +265,7 @@ fn package_in_a_clean_debian_works_and_leaves_nothing() {
 #[test]
 fn package_of_fedora_works_and_leaves_nothing() {
     turn!(beside_others, "it installs the binary under test");
-    if !may_try(&["rpm", "rpmbuild", "perl"]) {
+    if !may_try(&["rpm", "rpmbuild", "perl", "clang", "wasm-ld"]) {
         return;
     }
     tried("try-rpm", &made(undercroft(), &["rpm"])[0]);

@@ -367,7 +367,7 @@ fn figure(pairs: &[Pair]) -> Figure {
 mod tests {
     use super::*;
 
-    /// SSD and disk by the file of the rule (`crates/tests/policies`).
+    /// SSD and disk by the file of the rule (`policies`).
     fn by_file(program: &Program, streams: &[PageStream], file: &str) -> anyhow::Result<SimReport> {
         let percent = program.memory_percent;
         let setup = setup(&[SSD, DISK], "waterfall", percent, program.reference)?;
@@ -380,7 +380,7 @@ mod tests {
     #[test]
     fn locality_as_a_file_saves_writes_and_faults_as_the_rule_does() {
         let folder = tempfile::tempdir().expect("a directory");
-        let Some(file) = crate::policy_file::build("locality", folder.path()) else {
+        let Some(file) = crate::policy_file::of_test(folder.path(), "locality", &[]) else {
             return;
         };
         let divisor = std::env::var("HYBRIDSWAP_DIVISOR").ok();

@@ -235,11 +235,11 @@ fn table(rows: Vec<Vec<String>>) -> Table {
 mod tests {
     use super::*;
 
-    /// The rule's bound, and the file's (`crates/tests/policies`), at the small size.
+    /// The rule's bound, and the file's (`policies`), at the small size.
     #[test]
     fn a_stall_bound_is_kept_by_the_file_as_by_the_rule() {
         let folder = tempfile::tempdir().expect("a directory");
-        let file = crate::policy_file::build_with("locality", Some("STALL_MAX=70"), folder.path());
+        let file = crate::policy_file::of_test(folder.path(), "locality", &[("STALL_MAX", 70)]);
         let Some(file) = file else {
             return;
         };

@@ -12,11 +12,10 @@ use anyhow::Context;
 use undercroft_base::Bytes;
 
 use super::super::{Lab, progress, retrying, skip};
-use super::{lacks_clang, lacks_kvm, monitor, one, policy, record};
+use super::{lacks_kvm, monitor, one, record};
+use crate::policy_file;
 use crate::results::{Better, Results};
 use crate::rig::{CommandLine, Plain, Rig, Stdout, TierChoice, Undercroft, UndercroftGuest};
-
-const POLICY: &str = include_str!("../../../../../crates/tests/policies/dt_reclaimer.c");
 
 /// Ways in which the guest uses its memory.
 const CASES: [&str; 3] = ["quarter", "skewed", "walk"];
@@ -35,7 +34,7 @@ pub(crate) fn fig9(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
         ("visits".into(), visits.to_string()),
         ("words_of_a_visit".into(), burst.to_string()),
     ]);
-    if let Some(why) = lacks_kvm().or_else(lacks_clang) {
+    if let Some(why) = lacks_kvm().or_else(policy_file::lacks) {
         skip(results, &format!("flexswap-fig9: {why}"));
         return Ok(());
     }
@@ -48,8 +47,7 @@ pub(crate) fn fig9(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
     let mut rigs: Vec<Box<dyn Rig>> = vec![Box::new(Plain)];
     for of in POLICIES {
         let values = [("INTERVAL_MS", of.1), ("TARGET_PERMILLE", of.2)];
-        let name = of.0.trim_end_matches('%');
-        let file = policy(folder, name, POLICY, &values)?;
+        let file = policy_file::build(folder, "dt_reclaimer", &values)?;
         let mut extra = lab.options.undercroft_arguments.clone();
         extra.extend(["--access-scan".into(), format!("{}ms", of.1)]);
         extra.extend(["--policy".into(), file.display().to_string()]);

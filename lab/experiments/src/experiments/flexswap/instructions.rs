@@ -12,14 +12,14 @@ use undercroft_base::Bytes;
 
 use super::super::redis_server::installed;
 use super::super::{Lab, progress, retrying, skip};
-use super::{lacks_clang, policy, program, record, run, unreadable};
+use super::{program, record, run, unreadable};
+use crate::policy_file;
 use crate::results::{Better, Results, Target};
 use crate::rig::{
     CommandLine, Finished, Rig, RigError, Stdout, SwapFile, TierChoice, Undercroft, swap,
 };
 
 const PRODUCT: &str = include_str!("../../../../../crates/tests/programs/matmul.c");
-const POLICY: &str = include_str!("../../../../../crates/tests/policies/sys_r.c");
 const CASE: &str = "product of matrices";
 /// Memory of the program beside its second matrix: two rows, its code and its stack.
 const REST: u64 = 1 << 20;
@@ -42,13 +42,13 @@ pub(crate) fn fig11(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
             .is_none()
             .then(|| "no binary of undercroft".to_owned())
     };
-    if let Some(why) = lacks_clang().or_else(no_cc).or_else(no_binary) {
+    if let Some(why) = policy_file::lacks().or_else(no_cc).or_else(no_binary) {
         skip(results, &format!("flexswap-fig11: {why}"));
         return Ok(());
     }
     let folder = &lab.options.out;
     let product = program(folder, "matmul", PRODUCT)?;
-    let file = policy(folder, "sys_r", POLICY, &[])?;
+    let file = policy_file::build(folder, "sys_r", &[])?;
     let rigs = rigs(lab, limit, &file);
     let _read_ahead = swap::without_read_ahead();
     if let Err(why) = &_read_ahead {

@@ -21,7 +21,6 @@ pub(crate) use fault::fig6;
 pub(crate) use instructions::fig11;
 
 const MONITOR: &str = include_str!("../../../../../crates/tests/programs/kvm_guest.c");
-const HEADER: &str = include_str!("../../../../../crates/cli/src/plugin/undercroft_policy.h");
 
 /// Part of the reads that must be a fault. Otherwise the mean is of something else.
 const SLOW_LEAST: f64 = 0.2;
@@ -36,12 +35,6 @@ fn lacks_kvm() -> Option<String> {
         .write(true)
         .open("/dev/kvm");
     kvm.err().map(|why| format!("no KVM: /dev/kvm: {why}"))
-}
-
-/// Why policies cannot be made here.
-fn lacks_clang() -> Option<String> {
-    let there = installed("clang") && installed("wasm-ld");
-    (!there).then(|| "clang or wasm-ld is missing: they make the policy".to_owned())
 }
 
 /// Runs a compiler, which is to make `what`.
@@ -69,33 +62,6 @@ fn program(folder: &Path, name: &str, text: &str) -> anyhow::Result<PathBuf> {
 /// The monitor of the live tests, compiled into `folder`.
 fn monitor(folder: &Path) -> anyhow::Result<PathBuf> {
     program(folder, "kvm_guest", MONITOR)
-}
-
-/// A policy file, compiled from `text` into `folder` with other first values of its parameters.
-fn policy(
-    folder: &Path,
-    name: &str,
-    text: &str,
-    values: &[(&str, u32)],
-) -> anyhow::Result<PathBuf> {
-    let source = folder.join(format!("{name}.c"));
-    for (path, text) in [
-        (&source, text),
-        (&folder.join("undercroft_policy.h"), HEADER),
-    ] {
-        std::fs::write(path, text).with_context(|| format!("write {}", path.display()))?;
-    }
-    let file = folder.join(format!("{name}.wasm"));
-    let flags = "--target=wasm32 -O2 -mbulk-memory -nostdlib -Wl,--no-entry";
-    let mut compiler = Command::new("clang");
-    compiler
-        .args(flags.split_whitespace())
-        .args(values.iter().map(|(of, value)| format!("-D{of}={value}")))
-        .arg("-I")
-        .arg(folder)
-        .arg("-o");
-    compile(name, compiler.args([&file, &source]))?;
-    Ok(file)
 }
 
 /// A run of a program, which `what` names, and the last line that it says.

@@ -1,4 +1,4 @@
-//! CLOCK and CLOCK-W as policy files (`crates/tests/policies`) beside the rules, on the patterns of
+//! CLOCK and CLOCK-W as policy files (`policies`) beside the rules, on the patterns of
 //! `pcm-fig5`.
 
 use super::clock_w::GENERATORS;
@@ -51,7 +51,7 @@ fn run(pages: &Pages<'_>, percents: &[f64], reclaim: &str, reference_time: Nanos
 fn clock_and_clock_w_as_files_fault_and_write_nearly_as_the_rules_do() {
     let folder = tempfile::tempdir().expect("a directory");
     let names = ["clock", "clock_w"];
-    let files = names.map(|name| policy_file::build(name, folder.path()));
+    let files = names.map(|name| policy_file::of_test(folder.path(), name, &[]));
     let [Some(clock), Some(clock_w)] = &files else {
         return;
     };

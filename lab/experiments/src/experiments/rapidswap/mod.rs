@@ -400,12 +400,12 @@ mod tests {
         assert!(fig2.figures[0].panels.len() == 2 && fig2.runs.len() == 2 * 2 * SCHEMES.len());
     }
 
-    /// The same runs by the rule and by the file of it (`crates/tests/policies`), with
+    /// The same runs by the rule and by the file of it (`policies`), with
     /// `RAPIDSWAP_REFS` queries, as few as the small size has if that is not set.
     #[test]
     fn temperature_as_a_file_costs_and_serves_as_the_rule_does() {
         let folder = tempfile::tempdir().expect("a directory");
-        let Some(file) = crate::policy_file::build("temperature", folder.path()) else {
+        let Some(file) = crate::policy_file::of_test(folder.path(), "temperature", &[]) else {
             return;
         };
         let refs = std::env::var("RAPIDSWAP_REFS").ok();
