@@ -151,9 +151,6 @@ fn options() -> Value {
             "memory-max": text(
                 "DRAM for the program and its compressed pages, such as 512M; max or null: no limit."
             ),
-            "stall-max": text(
-                "Most of its time that the program may wait for pages, such as 30%; none or null: no bound."
-            ),
             "policy": text(
                 "Absolute path of a policy file, which the server reads; none or null: no file."
             ),

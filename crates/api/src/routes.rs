@@ -316,7 +316,6 @@ fn change_of(body: &Value) -> Result<Change, String> {
     };
     match key.as_str() {
         "latency" => Ok(Change::Latency(parsed(text)?)),
-        "stall-max" => Ok(Change::StallMax(parsed(text)?)),
         "memory-max" => Ok(Change::MemoryMax(parsed(text)?)),
         "policy" => match text.filter(|text| *text != "auto") {
             None => Ok(Change::Policy(None)),
@@ -327,10 +326,7 @@ fn change_of(body: &Value) -> Result<Change, String> {
             Ok(value) => Ok(Change::Parameter(key["policy.".len()..].to_owned(), value)),
             Err(_) => Err(format!("{key} is the text of a whole number of 64 bits")),
         },
-        _ => Err(
-            "`latency`, `memory-max`, `stall-max`, `policy` and `policy.NAME` can be set"
-                .to_owned(),
-        ),
+        _ => Err("`latency`, `memory-max`, `policy` and `policy.NAME` can be set".to_owned()),
     }
 }
 

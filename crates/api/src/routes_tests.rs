@@ -29,9 +29,7 @@ impl Source for Fixed {
     fn change(&self, _: u32, change: Change) -> Result<(), NotChanged> {
         self.0.lock().expect("no panic").push(change.clone());
         match change {
-            Change::Latency(_) | Change::MemoryMax(_) | Change::StallMax(_) | Change::Pause(_) => {
-                Ok(())
-            }
+            Change::Latency(_) | Change::MemoryMax(_) | Change::Pause(_) => Ok(()),
             Change::Reopen(_) | Change::Add(_) | Change::Demote(_) => Ok(()),
             Change::Policy(_) | Change::Parameter(..) => Ok(()),
             Change::Drain(_) | Change::Remove(_) => Err(NotChanged::Refused("no room".to_owned())),
@@ -206,11 +204,11 @@ fn requests_that_cannot_be_answered_have_their_status_and_say_what_why_and_fix()
         (of("POST", &client, "{\"memory-max\":\"much\"}"), 422),
         // The daemon gives this one its memory.
         (of("POST", &client, "{\"memory-max\":\"512M\"}"), 409),
-        (of("POST", &client, "{\"stall-max\":\"300%\"}"), 422),
+        (of("POST", &client, "{\"stall-max\":\"30%\"}"), 422),
         (of("POST", &client, "{\"policy\":\"mine.wasm\"}"), 422),
         (of("POST", &client, "{\"policy.behind\":\"1.5\"}"), 422),
         (
-            of("POST", &client, "{\"latency\":null,\"stall-max\":null}"),
+            of("POST", &client, "{\"latency\":null,\"policy\":null}"),
             422,
         ),
         (of("POST", &drain("0"), "{}"), 404),
@@ -245,7 +243,6 @@ fn requests_that_cannot_be_answered_have_their_status_and_say_what_why_and_fix()
         "{\"latency\":null}",
         "{\"memory-max\":\"512M\"}",
         "{\"memory-max\":\"max\"}",
-        "{\"stall-max\":\"30%\"}",
         "{\"policy\":\"/srv/mine.wasm\"}",
         "{\"policy\":null}",
         "{\"policy.behind\":\"-9\"}",
@@ -397,7 +394,6 @@ fn the_page_allows_its_own_script_alone_and_names_nothing_outside() {
     assert!(!text.contains("NONCE") && !text.contains("innerHTML"));
     for figure in [
         "c.latency_bound",
-        "c.stall_bound",
         "c.counters.lost",
         "c.limit_exceeded.seconds",
         "c.guest.resident_bytes",

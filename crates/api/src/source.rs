@@ -6,7 +6,7 @@ use undercroft_base::{Bytes, Nanos};
 use undercroft_keeper as keeper;
 use undercroft_proto::messages::{Answered, Ask};
 use undercroft_proto::report::Snapshot;
-use undercroft_qos::{LatencyBound, StallMax};
+use undercroft_qos::LatencyBound;
 
 /// A change of one running client.
 #[derive(Clone, Debug, PartialEq)]
@@ -15,8 +15,6 @@ pub enum Change {
     Latency(Option<LatencyBound>),
     /// DRAM for the program and its compressed pages; `None`: no limit from now on.
     MemoryMax(Option<Bytes>),
-    /// Most of its time that the program may wait; `None`: no bound from now on.
-    StallMax(Option<StallMax>),
     /// Empty this tier, counted from 0, and use it no more.
     Drain(u8),
     /// Empty this tier, counted from 0, and give its space back.
@@ -76,7 +74,6 @@ impl Source for Live {
             Change::Parameter(name, value) => Ask::Parameter { name, value },
             Change::Latency(bound) => Ask::Latency { bound },
             Change::MemoryMax(limit) => Ask::MemoryMax(limit.map_or(u64::MAX, |limit| limit.0)),
-            Change::StallMax(bound) => Ask::Stall { bound },
             Change::Drain(tier) => Ask::Drain(tier),
             Change::Remove(tier) => Ask::Remove(tier),
             Change::Reopen(tier) => Ask::Reopen(tier),

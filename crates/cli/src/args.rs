@@ -14,7 +14,6 @@ use undercroft_policy::place::PlacementName;
 use undercroft_policy::prefetch::PrefetchName;
 use undercroft_proto::name::RunName;
 use undercroft_proto::options::{AccessScan, WhenFull};
-use undercroft_qos::StallMax;
 use undercroft_terminal::LogFormat;
 use undercroft_tier::spec::TierSpec;
 
@@ -150,7 +149,8 @@ pub(crate) struct RunArgs {
 
     /// Policy that chooses the tier of a page, and how much DRAM compressed pages may take: worth
     /// (as much as pays) or waterfall (all that `max=` allows)
-    #[arg(long, value_name = "NAME", default_value = values::PLACEMENT_DEFAULT)]
+    #[arg(long, value_name = "NAME")]
+    #[arg(default_value = values::PLACEMENT_DEFAULT, value_parser = values::placement)]
     pub placement: PlacementName,
 
     /// If every tier is full: keep the pages in memory, or end the program with status 125
@@ -214,12 +214,6 @@ pub(crate) struct RunArgs {
     /// redis tier
     #[arg(long, value_name = "COUNT", hide = true)]
     pub takeovers_max: Option<u32>,
-
-    /// Most of its time that the program may wait for pages: a percentage, such as 30%. Needs
-    /// --placement locality, and an SSD and a disk as the last two tiers: as far as the bound needs
-    /// it, pages go to the SSD instead of the disk
-    #[arg(long, value_name = "PERCENT", hide = true)]
-    pub stall_max: Option<StallMax>,
 
     /// Take memory, tiers and bound from the daemon (`undercroft daemon`), which may change the
     /// limit while the program runs. CLASS is one of its configuration. --memory-max and --latency
@@ -544,10 +538,9 @@ pub(crate) struct SetArgs {
     pub run: Wanted,
 
     /// memory-max=SIZE, such as memory-max=512M, 50%, auto or max; latency=BOUND, such as
-    /// latency=p99=300us, or latency=none; stall-max=PERCENT, such as stall-max=30%, or none;
-    /// paused=yes or no: a paused run evicts nothing and moves nothing; keep=yes or no: the same,
-    /// and what was evicted comes back; policy=FILE.wasm: pages that the file names leave first, or
-    /// policy=none; policy.NAME=NUMBER: a parameter of the file
+    /// latency=p99=300us, or latency=none; paused=yes or no: a paused run evicts nothing and moves
+    /// nothing; keep=yes or no: the same, and what was evicted comes back; policy=FILE.wasm: pages
+    /// that the file names leave first, or policy=none; policy.NAME=NUMBER: a parameter of the file
     #[arg(value_name = "KEY=VALUE", value_parser = set::change)]
     pub change: Change,
 }
@@ -556,7 +549,6 @@ const SET_EXAMPLES: &str = "Examples:
   undercroft set 4711 memory-max=512M
   undercroft set redis-server latency=p99=300us
   undercroft set 4711 latency=none
-  undercroft set 4711 stall-max=50%
   undercroft set 4711 paused=yes
   undercroft set 4711 keep=yes
   undercroft set 4711 policy=mine/policy.wasm
@@ -638,8 +630,8 @@ pub(crate) struct TiersArgs {
 /// Commands of `undercroft tiers` for the tiers of running programs.
 #[derive(Debug, Subcommand)]
 pub(crate) enum TiersCommand {
-    /// Show the tiers of running programs: how fast they are, what they hold, what they cost, how
-    /// far they are worn, and how hot their slabs are (with `--placement temperature`)
+    /// Show the tiers of running programs: how fast they are, what they hold, what they cost, and
+    /// how far they are worn
     Show {
         /// The run: any process of it, its name (`run --name`), or its program; all without it.
         #[arg(value_name = "RUN")]

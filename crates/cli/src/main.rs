@@ -63,9 +63,14 @@ const COMMANDS_GONE: [(&str, &str); 2] = [
 ];
 
 /// Options of `run` that were in use once, and what to use instead.
-const GONE: [(&str, &str); 3] = [
+const GONE: [(&str, &str); 4] = [
     ("--class", "use --daemon=CLASS"),
     ("--latency-measure-only", "use --latency p99=200us,measure"),
+    (
+        "--stall-max",
+        "use --placement waterfall --policy locality.wasm, and undercroft set PID \
+         policy.stall_max_percent=30: docs/guide/policies.md",
+    ),
     (
         "--page-size",
         "leave it out: pages leave a process by UFFDIO_MOVE, which the kernel does not have for huge \

@@ -57,7 +57,6 @@ pub(crate) fn options_of_checked(args: RunArgs) -> Result<RunOptions, Failure> {
         access_scan: args.access_scan,
         latency: args.latency.map(|asked| asked.bound),
         latency_control: !args.latency.is_some_and(|asked| asked.measure_only),
-        stall_max: args.stall_max,
         takeovers_max,
         class: None,
         memory_price: args.memory_price,
@@ -67,15 +66,6 @@ pub(crate) fn options_of_checked(args: RunArgs) -> Result<RunOptions, Failure> {
         page_size: PageSize::Base,
         plugin,
     };
-    let both = client.latency.map_or(Ok(()), |_| client.can_bound_both());
-    if let (Some(bound), Err(why)) = (client.stall_max, client.can_bound_stall().and(both)) {
-        return Err(Failure::new(
-            status::USAGE,
-            format!("nothing can be done to keep --stall-max {bound}"),
-            why,
-            "leave --stall-max out, or give what it needs",
-        ));
-    }
     Ok(RunOptions {
         client,
         command: args.command,

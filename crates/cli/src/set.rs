@@ -6,7 +6,7 @@ use undercroft_base::{Bytes, Nanos};
 use undercroft_keeper::wanted::Wanted;
 use undercroft_proto::messages::{Answered, Ask};
 use undercroft_proto::report::Snapshot;
-use undercroft_qos::{LatencyBound, StallMax};
+use undercroft_qos::LatencyBound;
 
 use crate::memory::Memory;
 use crate::values::{self, MemoryMax};
@@ -20,8 +20,6 @@ pub(crate) enum Change {
     Latency(Option<LatencyBound>),
     /// DRAM for the program and its compressed pages.
     MemoryMax(MemoryMax),
-    /// Most of its time that the program may wait; `None`: no bound from now on.
-    StallMax(Option<StallMax>),
     /// Nothing is evicted, and nothing moves.
     Paused(bool),
     /// The same, and what was evicted comes back.
@@ -40,11 +38,11 @@ pub(crate) fn change(text: &str) -> Result<Change, String> {
             Ok(bound) => Ok(Change::Latency(Some(bound))),
             Err(error) => Err(error.to_string()),
         },
-        Some(("stall-max", "none")) => Ok(Change::StallMax(None)),
-        Some(("stall-max", bound)) => match bound.parse::<StallMax>() {
-            Ok(bound) => Ok(Change::StallMax(Some(bound))),
-            Err(error) => Err(error.to_string()),
-        },
+        Some(("stall-max", _)) => Err(
+            "an earlier version had it; use policy.stall_max_percent=NUMBER of the policy file \
+             locality.wasm"
+                .to_owned(),
+        ),
         Some(("memory-max", limit)) => values::memory_max(limit).map(Change::MemoryMax),
         Some(("paused", "yes")) => Ok(Change::Paused(true)),
         Some(("paused", "no")) => Ok(Change::Paused(false)),
@@ -66,8 +64,8 @@ pub(crate) fn change(text: &str) -> Result<Change, String> {
             Err(_) => Err(format!("`{value}` is no whole number of 64 bits")),
         },
         _ => Err(
-            "only `memory-max`, `latency`, `stall-max`, `paused`, `keep`, `policy` and `policy.NAME` \
-             can be set; use for example memory-max=512M or latency=p99=300us"
+            "only `memory-max`, `latency`, `paused`, `keep`, `policy` and `policy.NAME` can be \
+             set; use for example memory-max=512M or latency=p99=300us"
                 .to_owned(),
         ),
     }
@@ -88,7 +86,6 @@ pub(crate) fn set(wanted: &Wanted, change: Change) -> Result<u8, Failure> {
     match change {
         Change::Latency(bound) => set_latency(&run, bound),
         Change::MemoryMax(limit) => set_memory_max(&run, limit),
-        Change::StallMax(bound) => set_stall_max(pid, bound),
         Change::Paused(paused) => pause(pid, Ask::Pause(paused), paused),
         Change::Keep(keep) => pause(pid, Ask::Keep(keep), keep),
         Change::Policy(Some(file)) => {
@@ -128,15 +125,6 @@ fn pause(pid: u32, ask_it: Ask, paused: bool) -> Result<u8, Failure> {
     };
     let fix = "leave the run as it is, or start it without what is in the way";
     ask(pid, ask_it, &done, "the pause", fix)
-}
-
-fn set_stall_max(pid: u32, bound: Option<StallMax>) -> Result<u8, Failure> {
-    let done = match bound {
-        Some(bound) => format!("Run {pid} waits for at most {bound} of the time from now on."),
-        None => format!("Run {pid} has no stall bound any more."),
-    };
-    let fix = "start the run with what the bound needs";
-    ask(pid, Ask::Stall { bound }, &done, "the stall bound", fix)
 }
 
 fn set_latency(run: &Snapshot, bound: Option<LatencyBound>) -> Result<u8, Failure> {

@@ -114,9 +114,6 @@ fn client(snapshot: &Snapshot) -> String {
     if let Some(bound) = &snapshot.latency_bound {
         text.push_str(&format!("  bound {}\n", bound_summary(bound)));
     }
-    if let Some(bound) = &snapshot.stall_bound {
-        text.push_str(&format!("  bound {bound}\n"));
-    }
     text.push_str(&format!(
         "  now {:.0} faults/s, {:.0} pages in/s, {:.0} pages out/s; {} faults so far\n",
         snapshot.rates.faults_per_second,

@@ -3,7 +3,7 @@
 use serde::Serialize;
 use undercroft_base::{Bytes, Nanos};
 use undercroft_keeper::wanted::Wanted;
-use undercroft_proto::report::{SCHEMA_VERSION, Slabs, Snapshot, TierSnapshot, command_line};
+use undercroft_proto::report::{SCHEMA_VERSION, Snapshot, TierSnapshot, command_line};
 
 use crate::{drain, live, measure, show};
 use undercroft_terminal::Failure;
@@ -21,7 +21,6 @@ struct Client<'a> {
     command: &'a [String],
     arguments: u64,
     placement: &'a str,
-    slabs: Option<Slabs>,
     tiers: &'a [TierSnapshot],
 }
 
@@ -32,7 +31,6 @@ impl<'a> Client<'a> {
             command: &snapshot.command,
             arguments: snapshot.arguments,
             placement: &snapshot.policies.placement,
-            slabs: snapshot.slabs,
             tiers: &snapshot.tiers,
         }
     }
@@ -96,10 +94,6 @@ fn text(client: &Client<'_>) -> String {
         if let Some(of) = &tier.figures.drain {
             text.push_str(&format!("  tier {}: {}\n", at + 1, drain::progress(of)));
         }
-    }
-    if let Some(Slabs { hot, warm, cold }) = client.slabs {
-        let slabs = format!("  slabs of 256 pages: {hot} hot, {warm} warm, {cold} cold\n");
-        text.push_str(&slabs);
     }
     text
 }

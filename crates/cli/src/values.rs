@@ -153,9 +153,33 @@ pub(crate) fn reclaim(text: &str) -> Result<Policy, String> {
     if text.ends_with(".wasm") {
         return Ok(Policy::File(PathBuf::from(text)));
     }
+    if RULES_GONE.contains(&text) {
+        return Err(format!(
+            "an earlier version had it; use --policy {text}.wasm, {POLICY_FILES}"
+        ));
+    }
     let name = text.parse().map(Policy::Name);
     name.map_err(|error: undercroft_policy::UnknownPolicy| format!("{error}, or a FILE.wasm"))
 }
+
+/// `--placement`: a name.
+pub(crate) fn placement(text: &str) -> Result<place::PlacementName, String> {
+    if PLACEMENTS_GONE.contains(&text) {
+        return Err(format!(
+            "an earlier version had it; use --placement waterfall --policy {text}.wasm, {POLICY_FILES}"
+        ));
+    }
+    let name = text.parse();
+    name.map_err(|error: undercroft_policy::UnknownPolicy| error.to_string())
+}
+
+/// Rules that are policy files now.
+const RULES_GONE: [&str; 2] = ["clock", "clock_w"];
+const PLACEMENTS_GONE: [&str; 3] = ["latency_group", "locality", "temperature"];
+
+/// Where policy files of papers are.
+const POLICY_FILES: &str = "which packages have in /usr/share/undercroft/policies, and which \
+                            `make -C policies` builds in the sources";
 
 /// `--compressors`: a number of threads.
 pub(crate) fn compressors(text: &str) -> Result<usize, String> {
@@ -284,7 +308,7 @@ mod tests {
         "ram,zstd,max=12.5%",
         "file:/a:b,size=20G",
         "ram, lz4 , max = 64M",
-        "clock",
+        "lru",
         "readahead:8",
         "window:5",
         "worth",
@@ -448,7 +472,7 @@ mod tests {
         assert!(
             run("--policy", "fifo")
                 .expect_err("fifo")
-                .contains("clock_w")
+                .contains("active_inactive")
         );
         let psychic = run("--prefetch", "psychic").expect_err("psychic");
         assert!(psychic.contains("majority"), "{psychic}");

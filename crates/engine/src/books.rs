@@ -33,8 +33,8 @@ impl<'e, L: Ledger> BooksView<'e, L> {
     }
 
     /// The state of the placement policy: see [`place::Place::shown`].
-    pub fn placement(self, part: usize) -> place::Shown {
-        self.engine.place.shown(part)
+    pub fn placement(self) -> place::Shown {
+        self.engine.place.shown()
     }
 
     /// The tiers in use as they were reported last, fastest first.

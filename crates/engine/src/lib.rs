@@ -12,7 +12,7 @@
 //!   the caller stores -> [`Evictions::publish`].
 //! * Choice of a tier: [`Migrations::set_tiers`] -> [`Evictions::tiers_for`] for a page,
 //!   [`Migrations::wanted`] for a demotion.
-//! * Moves between tiers: [`Migrations::select`] or [`Migrations::next_group`] ->
+//! * Moves between tiers: [`Migrations::select`] or [`Migrations::select_wished`] ->
 //!   [`Migrations::demoted`].
 //! * A tier goes: [`Migrations::close`] -> [`Migrations::select_all`], until it is empty ->
 //!   [`Migrations::remove`]. A tier comes: [`Migrations::add`].
@@ -151,8 +151,6 @@ pub struct Engine<L> {
     linked: Vec<PageNo>,
     /// Pages that a plugin wants to come together.
     links: wished::Links,
-    /// The placement policy moves groups of pages.
-    moves_groups: bool,
     /// The placement policy's part of the limit that is kept free.
     reserve_part: u64,
     /// The tiers as last reported, by number.
@@ -286,7 +284,6 @@ impl<L: Ledger> Engine<L> {
             links_pages: false,
             linked: Vec::new(),
             links: wished::Links::default(),
-            moves_groups: false,
             reserve_part: Shown::default().reserve_part,
             tiers: Vec::with_capacity(TIERS_MAX),
             ranks: (0..config.demotes.len())
@@ -330,8 +327,8 @@ impl<L: Ledger> Engine<L> {
 
     /// Has `place` decide which tier keeps a page, in place of `waterfall`. Before the first page.
     pub fn set_place(&mut self, place: Box<dyn Place>) {
-        let shown = place.shown(0);
-        (self.links_pages, self.moves_groups) = (shown.links_pages, shown.moves_groups);
+        let shown = place.shown();
+        self.links_pages = shown.links_pages;
         self.reserve_part = shown.reserve_part;
         self.place = place;
     }

@@ -4,10 +4,10 @@
 use std::ops::Range;
 
 use undercroft_base::{
-    Bytes, Entry, Flags, Nanos, PageCount, PageNo, PageSize, PageState, Slot, Stamp, TierId,
+    Bytes, Entry, Flags, PageCount, PageNo, PageSize, PageState, Slot, Stamp, TierId,
 };
 
-use undercroft_policy::place::{Ask, Event, LatencyClass, Migration, TierOrder, TierState};
+use undercroft_policy::place::{LatencyClass, Migration, TierOrder, TierState};
 
 use crate::ages::Oldest;
 use crate::batch::BatchIndex;
@@ -155,7 +155,7 @@ impl<L: Ledger> Migrations<'_, L> {
         let limit = self.engine.config.limit;
         self.ask_of(|tier| (tier.latency == LatencyClass::Device) == (mover == Mover::Background));
         let place = &mut self.engine.place;
-        let asked = place.next_move(Ask::Oldest(limit), &self.engine.asked_of);
+        let asked = place.next_move(limit, &self.engine.asked_of);
         let asked = self.by_number(self.among_equals(asked?)?);
         if self.engine.is_closed(asked.to) {
             return None;
@@ -318,39 +318,10 @@ impl<L: Ledger> Migrations<'_, L> {
         (until < end.0).then_some(PageNo(until))
     }
 
-    /// Whether the policy moves groups: then [`Migrations::next_group`] is to be asked.
-    pub fn moves_groups(&self) -> bool {
-        self.engine.moves_groups
-    }
-
     /// Whether `tier` is faster than `other`. False if one of them is not in use.
     pub fn is_above(&self, tier: TierId, other: TierId) -> bool {
         let ranks = (self.engine.rank_of(tier), self.engine.rank_of(other));
         matches!(ranks, (Some(tier), Some(other)) if tier < other)
-    }
-
-    /// Has the placement policy choose faster tiers: see [`Event::Shift`].
-    pub fn set_shift(&mut self, shift: f64) {
-        self.engine.place.heard(Event::Shift(shift));
-    }
-
-    /// The next group to move in the background. Appends those of its pages that move to `out`:
-    /// none if they have moved already, or if latency control keeps the client out of the buffer.
-    /// The caller carries it out, sets the tiers, and asks again.
-    ///
-    /// * `now`: time since the run began.
-    /// * `pages`: gets the group's pages.
-    pub fn next_group(
-        &mut self,
-        now: Nanos,
-        pages: &mut Vec<PageNo>,
-        out: &mut Vec<DemoteItem>,
-    ) -> Option<Migration> {
-        let asked = self.group_wanted(now, pages)?;
-        if !self.spares(asked.from, asked.to) {
-            self.select_group(asked.from, pages, out);
-        }
-        Some(asked)
     }
 
     /// Whether a move goes up, and latency control keeps the client out of the buffer.
@@ -361,35 +332,10 @@ impl<L: Ledger> Migrations<'_, L> {
         spares && self.is_above(to, from)
     }
 
-    fn group_wanted(&mut self, now: Nanos, pages: &mut Vec<PageNo>) -> Option<Migration> {
-        if !self.engine.moves_groups {
-            return None;
-        }
-        self.ask_of(|_| true);
-        pages.clear();
-        let ask = Ask::Group(now, pages);
-        let asked = self.engine.place.next_move(ask, &self.engine.asked_of)?;
-        let alike = self.size_at(asked.from) == self.size_at(asked.to);
-        let asked = alike.then(|| self.by_number(asked))?;
-        (!self.engine.is_closed(asked.to)).then_some(asked)
-    }
-
     /// Size of the pages of the tier at this rank.
     fn size_at(&self, rank: TierId) -> Option<PageSize> {
         let state = self.engine.ranked.get(usize::from(rank.0));
         state.map(|tier| tier.page)
-    }
-
-    /// Appends those of `pages` that are in the tier `from`, in their order, without those that are
-    /// shared with a fork relative. No page is named twice. As [`Migrations::select`].
-    pub fn select_group(&mut self, from: TierId, pages: &[PageNo], out: &mut Vec<DemoteItem>) {
-        let selected = self.engine.evictions;
-        for no in pages.iter().copied() {
-            if self.engine.table.has_page(no) {
-                self.select_one(no, from, selected, out);
-            }
-        }
-        self.count_selected(out);
     }
 
     pub(crate) fn select_one(

@@ -153,14 +153,14 @@ impl<L: Ledger> Evictions<'_, L> {
     pub fn forget_places(&mut self) {
         self.engine.places = Places::default();
         self.engine.links = Links::default();
-        self.engine.reserve_part = self.engine.place.shown(0).reserve_part;
+        self.engine.reserve_part = self.engine.place.shown().reserve_part;
     }
 }
 
 impl<L: Ledger> Migrations<'_, L> {
     /// Appends the pages of wished moves that are in their tier, without those that are shared with
     /// a fork relative. Returns the tiers; `None`: there is nothing to move, or it may not move.
-    /// The caller carries it out as [`Migrations::next_group`]'s.
+    /// The caller carries it out, sets the tiers, and asks again.
     ///
     /// Nothing moves to compressed memory, which the limit has to pay for, to a tier that is closed
     /// or has no room for all these pages, out of a closed tier, or up while latency control keeps

@@ -258,15 +258,6 @@ impl Held {
             }
             client.rights.moves = moves;
         }
-        if client.stall_max.is_some() {
-            // The daemon's tiers and bound may not go with it.
-            let can = client.can_bound_stall();
-            can.map_err(|why| wrong("--stall-max", why.to_string()))?;
-            if client.latency.is_some() && client.latency_control {
-                let why = "the class has a latency bound, and both would decide where pages go";
-                return Err(wrong("--stall-max", why.to_owned()));
-            }
-        }
         Ok(granted)
     }
 

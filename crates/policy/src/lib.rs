@@ -82,7 +82,6 @@ pub mod reclaim {
     #[cfg(test)]
     mod simulation;
 
-    use crate::papers;
     pub use undercroft_policy_core::reclaim::*;
 
     policies! {
@@ -90,8 +89,6 @@ pub mod reclaim {
         ReclaimName makes Box<dyn Reclaim>, "reclaim";
         "auto" => Box::new(auto::Auto::new());
         "active_inactive" => Box::new(active_inactive::ActiveInactive::new());
-        "clock" => Box::new(papers::clock::Clock::new());
-        "clock_w" => Box::new(papers::clock_w::ClockW::new());
         "lru" => Box::new(lru::Lru::new());
     }
 }
@@ -101,7 +98,6 @@ pub mod place {
     #[cfg(test)]
     mod contract;
 
-    use crate::papers;
     pub use undercroft_policy_core::place::*;
 
     policies! {
@@ -109,9 +105,6 @@ pub mod place {
         PlacementName makes Box<dyn Place>, "placement";
         "worth" => Box::new(worth::Worth::default());
         "waterfall" => Box::new(waterfall::Waterfall);
-        "temperature" => Box::new(papers::temperature::Temperature::default());
-        "locality" => Box::new(papers::locality::Locality::default());
-        "latency_group" => Box::new(papers::latency_group::LatencyGroup::default());
     }
 }
 

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
-use undercroft_qos::{LatencyBound, StallMax};
+use undercroft_qos::LatencyBound;
 
 use crate::grant::Turn;
 use crate::options::{ClientOptions, LockMemory};
@@ -114,12 +114,6 @@ pub enum Ask {
     Keep(bool),
     /// Pages that have not been used for this many milliseconds leave now, although there is room.
     Demote(u64),
-    /// Keep this stall bound from now on.
-    Stall {
-        /// `None`: no bound.
-        #[serde(with = "crate::options::as_bound")]
-        bound: Option<StallMax>,
-    },
     /// Have this policy file name pages from now on. Its bytes come along, as a sealed memfd.
     Policy {
         /// Its path, for reports; `None`: no file from now on, and no bytes.
@@ -214,9 +208,9 @@ mod tests {
     use super::*;
 
     const LAUNCH: &str = r#"{"options":{"memory_max":16777216,"tiers":["ram,lz4,max=12.5%",
-        "file:/a:b,size=20G,tbw=600T"],"reclaim":"clock","prefetch":"readahead:8","placement":"worth",
+        "file:/a:b,size=20G,tbw=600T"],"reclaim":"lru","prefetch":"readahead:8","placement":"worth",
         "when_full":"kill","quiet":true,"trace":null,"access_scan":{"every":{"secs":1,
-        "nanos":500}},"latency":"p99=200us","latency_control":true,"stall_max":"30%",
+        "nanos":500}},"latency":"p99=200us","latency_control":true,
         "takeovers_max":7,"class":"web","memory_price":"4.5",
         "rights":{"cpus":"0-3,6","realtime":false,"moves":33554432},
         "name":"a-1","compressors":null},

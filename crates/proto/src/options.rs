@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Read};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -13,9 +13,8 @@ use undercroft_engine::reclaim::MOVES_A_SECOND;
 use undercroft_policy::place::PlacementName;
 use undercroft_policy::prefetch::PrefetchName;
 use undercroft_policy::reclaim::ReclaimName;
-use undercroft_qos::{LatencyBound, StallMax};
+use undercroft_qos::LatencyBound;
 use undercroft_terminal::LogFormat;
-use undercroft_tier::shape::read_time;
 use undercroft_tier::spec::TierSpec;
 
 use crate::name::RunName;
@@ -75,9 +74,6 @@ pub struct ClientOptions {
     pub latency: Option<LatencyBound>,
     /// False: the bound is only measured.
     pub latency_control: bool,
-    /// Most of its time that the program may wait for pages; `None` = no bound.
-    #[serde(with = "as_bound")]
-    pub stall_max: Option<StallMax>,
     /// How often a new manager may take over from one that died.
     pub takeovers_max: u32,
     /// The class in which a daemon gives memory; `None` = no daemon does.
@@ -168,65 +164,6 @@ impl Default for Rights {
             moves: MOVES_A_SECOND,
         }
     }
-}
-
-impl ClientOptions {
-    /// Whether something can be done to keep a stall bound. Error: why not, with the fix.
-    ///
-    /// The last tier need not be a disk, but slower than the first below memory. It is refused
-    /// where it is known that it is not: by the shapes, or because both are on one device.
-    pub fn can_bound_stall(&self) -> Result<(), &'static str> {
-        if self.placement.to_string() != "locality" {
-            return Err("only --placement locality shifts pages between an SSD and a disk");
-        }
-        let mut below = (self.tiers.iter()).filter(|tier| !tier.facts().charged_to_limit);
-        let (Some(ssd), Some(disk)) = (below.next(), below.next_back()) else {
-            return Err(
-                "there is nothing to shift: give an SSD and a disk, such as \
-                        --tier file:SSD,size=SIZE --tier file:DISK,size=SIZE",
-            );
-        };
-        let is_slower = match (ssd.shape, disk.shape) {
-            (Some(ssd), Some(disk)) => read_time(disk) > read_time(ssd),
-            (None, None) => device(ssd).is_none_or(|of_ssd| device(disk) != Some(of_ssd)),
-            _ => true, // not known
-        };
-        if is_slower {
-            Ok(())
-        } else {
-            Err(
-                "the last tier is not slower than the first one below memory, so a shift changes \
-                 nothing: give an SSD, and a disk as the last tier",
-            )
-        }
-    }
-
-    /// Whether the run may have a stall bound and a latency bound at a time. Error: why not, with
-    /// the fix.
-    pub fn can_bound_both(&self) -> Result<(), &'static str> {
-        if self.latency_control {
-            Err(
-                "a latency bound and a stall bound would both decide which pages go to the last tier: \
-                 leave one out, or only measure the latency (--latency p99=200us,measure)",
-            )
-        } else {
-            Ok(())
-        }
-    }
-}
-
-/// The device that a tier is on: of a file, that of its file system. `None`: it has no path, or one
-/// that is not there.
-fn device(tier: &TierSpec) -> Option<u64> {
-    let path = tier.path.as_ref()?;
-    let there = path.metadata().or_else(|_| match path.parent() {
-        Some(parent) if parent != Path::new("") => parent.metadata(),
-        _ => Path::new(".").metadata(),
-    });
-    let there = there.ok()?;
-    let kind = there.file_type();
-    let is_device = kind.is_block_device() || kind.is_char_device();
-    Some(if is_device { there.rdev() } else { there.dev() })
 }
 
 /// Where a report goes.
@@ -404,7 +341,7 @@ mod tests {
         ClientOptions {
             memory_max: Bytes(u64::MAX),
             tiers: (texts.iter().map(|text| text.parse().expect("a tier"))).collect(),
-            reclaim: "clock".parse().expect("a policy"),
+            reclaim: "lru".parse().expect("a policy"),
             prefetch: "window:5".parse().expect("a policy"),
             placement: "worth".parse().expect("a policy"),
             when_full: WhenFull::Kill,
@@ -413,7 +350,6 @@ mod tests {
             access_scan: AccessScan::Never,
             latency: Some("p99.9=1.5ms".parse().expect("a bound")),
             latency_control: true,
-            stall_max: Some("30%".parse().expect("a bound")),
             takeovers_max: 7,
             class: Some("web".to_owned()),
             memory_price: Some("4.5".parse().expect("a price")),
@@ -430,39 +366,6 @@ mod tests {
                 module: vec![0, 0x61, 0xff],
                 parameters: BTreeMap::from([("behind".to_owned(), i64::MIN)]),
             }),
-        }
-    }
-
-    #[test]
-    fn a_stall_bound_needs_a_last_tier_that_is_slower() {
-        let with = |tiers: &[&str]| ClientOptions {
-            placement: "locality".parse().expect("a policy"),
-            ..options(tiers)
-        };
-        let folder = tempfile::tempdir().expect("a folder");
-        let file = |name: &str| format!("file:{},size=1G", folder.path().join(name).display());
-        let (one, two) = (file("one"), file("two"));
-        for (tiers, word) in [
-            (vec!["ram", one.as_str()], "nothing to shift"),
-            (vec![&one, &two], "not slower"),
-            (
-                vec!["file:/a,shape=nvme", "file:/b,shape=nvme"],
-                "not slower",
-            ),
-            (
-                vec!["file:/a,shape=hdd-7200", "file:/b,shape=nvme"],
-                "not slower",
-            ),
-        ] {
-            let why = with(&tiers).can_bound_stall().expect_err("refused");
-            assert!(why.contains(word), "{tiers:?}: {why}");
-        }
-        for tiers in [
-            ["file:/a,shape=nvme", "file:/b,shape=hdd-7200"],
-            ["file:/a,shape=nvme", one.as_str()], // not known
-            [&one, "file:/proc,size=1G"],         // another device
-        ] {
-            assert_eq!(with(&tiers).can_bound_stall(), Ok(()), "{tiers:?}");
         }
     }
 
@@ -491,7 +394,6 @@ mod tests {
             ("ram,zstd", "rum,zstd"),
             ("window:5", "window:500"),
             ("p99.9=", "p100="),
-            ("30%", "130%"),
             ("4.5", "-4.5"),
             ("0-3,6", "3-0"),
             ("600T", "600"),

@@ -1,5 +1,4 @@
-//! Promises to a client, and the control that keeps them: latency bounds, after NVSwap §IV, and
-//! stall bounds, after HybridSwap §4.4.
+//! Promises to a client, and the control that keeps them: latency bounds, after NVSwap §IV.
 //!
 //! Level 1, like the policies: sees counts and times that it is given. No clock, no I/O, no lock;
 //! the same code runs live and simulated. A caller measures page-ins, gives them to a [`Monitor`],
@@ -14,7 +13,6 @@
 //! - `place.rs`: demand against capacity for all clients: who is admitted, who has the buffer.
 //! - `control.rs`: queue and buffer together, for all clients of a device.
 //! - `pressure.rs`: how much of the time a client waits for its pages.
-//! - `stall_bound.rs`: a bound of that.
 //! - `shares.rs`: how DRAM is divided among clients.
 //! - `curves.rs`: the curves of a client that count for that.
 #![forbid(unsafe_code)]
@@ -29,7 +27,6 @@ pub mod monitor;
 pub mod pressure;
 pub mod queue;
 pub mod shares;
-pub mod stall_bound;
 pub mod tail;
 
 pub use admission::{Capacity, Demand, Refused, admit};
@@ -40,5 +37,4 @@ pub use curves::Curves;
 pub use load::{Load, Service};
 pub use monitor::{Judged, Monitor, Window};
 pub use queue::{Queue, QueueLimits};
-pub use stall_bound::{NoStallMax, StallControl, StallMax};
 pub use tail::Tail;

@@ -35,7 +35,7 @@ pub struct Undercroft {
     pub swap: Bytes,
     /// Where reports go.
     pub directory: PathBuf,
-    /// More arguments before `--`, e.g. `--policy clock`.
+    /// More arguments before `--`, e.g. `--policy lru`.
     pub extra: Vec<String>,
     /// Whether it waits for other labs, and for another active swap to go.
     pub alone: bool,

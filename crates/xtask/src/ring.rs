@@ -10,7 +10,7 @@ pub(crate) const ALL: &str = "UNDERCROFT_TEST_ALL";
 
 /// Names begin so, below `crates/tests/tests/live`: live against simulated, bounds of time,
 /// decisions of policies, a build and a system of their own, minutes of a random program.
-const SECOND: [&str; 39] = [
+const SECOND: [&str; 37] = [
     "access_bits::a_hot_set_stays_in_memory",
     "access_bits::by_default_a_run_scans",
     "access_bits::by_default_idle_programs",
@@ -38,10 +38,8 @@ const SECOND: [&str; 39] = [
     "real_time::a_thread_that_spins_where_reclaim_works",
     "real_time::threads_that_spin_on_two_cpus",
     "reclaim_by_file::",
-    "stall::a_stall_bound_is_kept_by_pages",
     "takeover::address_spaces_are_right_whenever_the_manager",
     "tiers::a_shape_makes_every_kind_of_tier_as_slow",
-    "tiers::slabs_move_by_their_temperature",
     "vm::memory_that_a_machine_gives_back",
     "vm::redis_in_a_machine_in_two_fifths",
     "vm_access::",

@@ -44,6 +44,9 @@ pub(crate) fn lacks() -> Option<String> {
 ///
 /// * `values`: macros of the policy, and their values.
 pub(crate) fn build(folder: &Path, name: &str, values: &[(&str, u32)]) -> anyhow::Result<PathBuf> {
+    if let Some(why) = lacks() {
+        bail!("{why}");
+    }
     let defines: Vec<_> = (values.iter().map(|(of, value)| format!("-D{of}={value}"))).collect();
     let folder = folder.join([&[name.to_owned()], &defines[..]].concat().concat());
     std::fs::create_dir_all(&folder).with_context(|| format!("make {}", folder.display()))?;
@@ -64,13 +67,21 @@ pub(crate) fn build(folder: &Path, name: &str, values: &[(&str, u32)]) -> anyhow
     Ok(folder.join(file))
 }
 
-/// Builds one for a test, and returns its path. `None`: it cannot be built here, and that was said.
+/// Whether a test can have one. If not, that is said.
+#[cfg(test)]
+pub(crate) fn can_test() -> bool {
+    let lacks = lacks();
+    if let Some(why) = &lacks {
+        println!("SKIPPED: {why}");
+    }
+    lacks.is_none()
+}
+
+/// Builds one for a test, and returns its path, if that is possible.
 #[cfg(test)]
 pub(crate) fn of_test(folder: &Path, name: &str, values: &[(&str, u32)]) -> Option<String> {
-    if let Some(why) = lacks() {
-        println!("SKIPPED: {why}");
-        return None;
-    }
-    let file = build(folder, name, values).expect("a policy file");
-    Some(file.to_str().expect("a plain path").to_owned())
+    can_test().then(|| {
+        let file = build(folder, name, values).expect("a policy file");
+        file.to_str().expect("a plain path").to_owned()
+    })
 }

@@ -7,9 +7,10 @@
 
 use std::fmt;
 
-use undercroft_base::{PageNo, TierId};
-use undercroft_policy::papers::locality::Locality;
-use undercroft_policy::place::{Ask, Event, Loaded, Migration, Place, Shown, TierOrder, TierState};
+use undercroft_base::{Bytes, PageNo, TierId};
+use undercroft_policy::place::{Event, Loaded, Migration, Place, Shown, TierOrder, TierState};
+
+use crate::place::Held;
 
 /// The kernel's choice of a swap device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,15 +25,16 @@ pub enum KernelSwap {
 }
 
 impl KernelSwap {
-    /// The rule, without history.
-    pub(crate) fn make(self) -> Box<dyn Place> {
-        let beside = self == KernelSwap::StripedBesideLocality;
-        Box::new(Swap {
+    /// The rule, without history; the one beside it for the replay as well.
+    pub(crate) fn make(self) -> (Box<dyn Place>, Option<Held>) {
+        let beside = (self == KernelSwap::StripedBesideLocality).then(Held::default);
+        let swap = Swap {
             kind: self,
             turn: 0,
-            beside: beside.then(Locality::default),
+            beside: beside.clone(),
             unread: Vec::new(),
-        })
+        };
+        (Box::new(swap), beside)
     }
 
     fn text(self) -> &'static str {
@@ -57,7 +59,7 @@ struct Swap {
     /// The tier whose turn it is.
     turn: usize,
     /// A policy that is asked, and not heeded.
-    beside: Option<Locality>,
+    beside: Option<Held>,
     unread: Vec<PageNo>,
 }
 
@@ -84,10 +86,7 @@ impl Place for Swap {
         true
     }
 
-    fn next_move(&mut self, ask: Ask<'_>, tiers: &[TierState]) -> Option<Migration> {
-        if let (Ask::Group(now, _), Some(beside)) = (ask, &mut self.beside) {
-            beside.next_move(Ask::Group(now, &mut self.unread), tiers);
-        }
+    fn next_move(&mut self, _: Bytes, _: &[TierState]) -> Option<Migration> {
         None
     }
 
@@ -104,9 +103,8 @@ impl Place for Swap {
         }
     }
 
-    fn shown(&self, _: usize) -> Shown {
+    fn shown(&self) -> Shown {
         Shown {
-            moves_groups: self.beside.is_some(),
             links_pages: self.beside.is_some(),
             ..Shown::default()
         }
@@ -120,7 +118,7 @@ mod tests {
 
     fn orders(kind: KernelSwap) -> Vec<Vec<u8>> {
         let tiers = [TierState::empty(LatencyClass::Device); 2];
-        let mut rule = kind.make();
+        let (mut rule, _) = kind.make();
         let mut one = |no| {
             let order = rule.order(PageNo(no), &tiers);
             order.iter().map(|tier| tier.0).collect()

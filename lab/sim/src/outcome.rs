@@ -6,8 +6,9 @@ use serde::Serialize;
 use undercroft_base::Nanos;
 use undercroft_device::{Counters, profiles};
 use undercroft_policy::mrc::Point;
-use undercroft_qos::{Monitor, StallControl};
+use undercroft_qos::Monitor;
 
+use crate::place::StallControl;
 pub use crate::replay::WindowOutcome;
 use crate::replay::tiers::ReplayTier;
 use crate::replay::{Replay, Spent, Wait};

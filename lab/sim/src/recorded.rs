@@ -1,9 +1,9 @@
 //! The settings of a recorded live run, read from its trace.
 
 use undercroft_base::Bytes;
-use undercroft_policy::place::PlacementName;
 use undercroft_trace::Header;
 
+use crate::place::Placement;
 use crate::setup;
 
 /// The options of the recorded run that a replay can take over.
@@ -16,7 +16,7 @@ pub struct Recorded {
     /// `--prefetch`; it can be simulated.
     pub prefetch: String,
     /// `--placement`; it can be simulated.
-    pub placement: PlacementName,
+    pub placement: Placement,
 }
 
 /// The placement of traces that do not name one: there was no other.

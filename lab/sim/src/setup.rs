@@ -6,13 +6,15 @@ use std::str::FromStr;
 
 use undercroft_base::{BASE_PAGE_BYTES, Bytes, Nanos, Price, PriceError, TierId, WriteBudget};
 use undercroft_device::{Attach, Law, Profile, Time, profiles};
-use undercroft_policy::place::{LatencyClass, PlacementName};
+use undercroft_policy::place::LatencyClass;
 use undercroft_policy::reclaim::ReclaimName;
-use undercroft_qos::{LatencyBound, StallMax};
+use undercroft_qos::LatencyBound;
 
 use crate::bound;
 use crate::kernel_swap::KernelSwap;
+use crate::place::{Placement, StallMax};
 use crate::plugin::Plugin;
+use crate::reclaim;
 use crate::sharing::Sharing;
 
 /// How much DRAM the clients have together.
@@ -113,20 +115,20 @@ pub fn reclaim(text: &str) -> Result<String, SetupError> {
     if let Some((_, path)) = file_of(text) {
         return plugin(path).map(|_| text.to_owned());
     }
-    if bound::NAMES.contains(&text) || undercroft_policy::reclaim::by_name(text).is_ok() {
-        return Ok(text.to_owned());
-    }
-    let names = undercroft_policy::reclaim::NAMES
-        .iter()
-        .chain(&bound::NAMES);
-    let names: Vec<_> = names.copied().collect();
-    let fix = format!("use one of: {}", names.join(", "));
-    Err(SetupError::option(
-        "--reclaim",
-        text,
-        "there is no such policy",
-        fix,
-    ))
+    let known = names().contains(&text);
+    known
+        .then(|| text.to_owned())
+        .ok_or_else(|| no_reclaim(text))
+}
+
+/// The names of reclaim policies and bounds.
+fn names() -> Vec<&'static str> {
+    [&reclaim::NAMES[..], &bound::NAMES].concat()
+}
+
+pub(crate) fn no_reclaim(text: &str) -> SetupError {
+    let fix = format!("use one of: {}", names().join(", "));
+    SetupError::option("--reclaim", text, "there is no such policy", fix)
 }
 
 /// A prefetch policy. Errors: an unknown name or window; the fix lists the valid ones.
@@ -467,7 +469,7 @@ pub struct Setup {
     /// Policy, valid for [`prefetch`].
     pub prefetch: String,
     /// Placement policy.
-    pub placement: PlacementName,
+    pub placement: Placement,
     /// The kernel's choice of a swap device, in place of the placement policy.
     pub kernel_swap: Option<KernelSwap>,
     /// Fastest first; at least one, at most [`TierId::MAX`].
@@ -549,7 +551,7 @@ impl Default for Setup {
             page_bytes: 4096,
             reclaim: "clock".to_owned(),
             prefetch: "none".to_owned(),
-            placement: PlacementName::default(),
+            placement: Placement::default(),
             kernel_swap: None,
             tiers: vec![SimTier {
                 text: "pcm".to_owned(),

@@ -1,8 +1,8 @@
 //! Many simulations in one go: every combination of the values given, over one trace.
 
+use crate::place::Placement;
 use serde::Serialize;
 use undercroft_base::Bytes;
-use undercroft_policy::place::PlacementName;
 
 use crate::memory_trace::{Becomes, MemoryTrace, Moved};
 use crate::outcome::SimReport;
@@ -29,7 +29,7 @@ pub struct Sweep {
     /// Hierarchies of tiers.
     pub tiers: Vec<Vec<SimTier>>,
     /// Placement policies.
-    pub placement: Vec<PlacementName>,
+    pub placement: Vec<Placement>,
 }
 
 /// Results of a sweep.

@@ -76,13 +76,7 @@ const COLUMNS: [Column; 10] = [
         title: "STALL",
         order: Some(Order::Stall),
         rank: 3,
-        text: |run| {
-            let stall = run.rate().stall * 100.0;
-            match &run.now.stall_bound {
-                Some(of) => format!("{stall:.0}/{}", of.bound),
-                None => format!("{stall:.0} %"),
-            }
-        },
+        text: |run| format!("{:.0} %", run.rate().stall * 100.0),
     },
     Column {
         title: "P99",
@@ -100,10 +94,7 @@ const COLUMNS: [Column; 10] = [
         text: |run| {
             let latency = run.now.latency_bound.as_ref();
             let latency = latency.map(|bound| (bound.windows_kept, bound.windows_missed));
-            let stall = run.now.stall_bound.as_ref();
-            let stall = stall.map(|bound| (bound.windows_kept, bound.windows_missed));
-            let windows = latency.or(stall);
-            windows.map_or("-".to_owned(), |(kept, missed)| {
+            latency.map_or("-".to_owned(), |(kept, missed)| {
                 format!("{kept}/{}", kept + missed)
             })
         },

@@ -162,10 +162,7 @@ fn selected(frame: &mut Frame<'_>, area: Rect, run: &Listed, facts: Vec<String>)
         ),
         (
             stall,
-            match &now.stall_bound {
-                Some(of) => format!("stall  {:.1} % of {}", rate.stall * 100.0, of.bound),
-                None => format!("stall  {:.1} %", rate.stall * 100.0),
-            },
+            format!("stall  {:.1} %", rate.stall * 100.0),
             graph(run, stall.width, 1e4, |run, at| run.rates[at].stall),
         ),
     ];
@@ -205,12 +202,10 @@ fn facts(now: &Snapshot, width: usize) -> Vec<String> {
         ));
     }
     let latency = now.latency_bound.as_ref().map(bound_summary);
-    let stall = now.stall_bound.as_ref().map(ToString::to_string);
-    let bounds = latency.into_iter().chain(stall);
     let guest = now.guest.map(|guest| guest.line());
     for text in guest
         .into_iter()
-        .chain(bounds.map(|of| format!("bound {of}")))
+        .chain(latency.map(|of| format!("bound {of}")))
     {
         let words: Vec<String> = text.split(' ').map(str::to_owned).collect();
         lines.extend(flow(&words, " ", width));
@@ -227,7 +222,7 @@ mod tests {
 
     use super::*;
     use crate::top::list::Order;
-    use undercroft_proto::report::{GuestAccess, GuestMemory, StallBoundReport, TierSnapshot};
+    use undercroft_proto::report::{GuestAccess, GuestMemory, TierSnapshot};
 
     /// A run as `status --json` gives it. `at`: seconds since its start.
     fn snapshot(pid: u32, at: f64, faults: u64, stall: f64) -> Snapshot {
@@ -458,34 +453,6 @@ mod tests {
             assert!(words(&text).contains(expected), "{width}\n{text}");
         }
         assert!(!screen(&mut two_looks()).contains("virtual machine"));
-    }
-
-    #[test]
-    fn a_stall_bound_is_shown_beside_the_stall() {
-        let mut list = two_looks();
-        let with_bound = |at: f64, stall: f64| Snapshot {
-            latency_bound: None,
-            stall_bound: Some(StallBoundReport {
-                bound: "30%".to_owned(),
-                ratio: 0.248,
-                windows_kept: 5,
-                windows_missed: 2,
-                shift: 3.5,
-            }),
-            ..snapshot(200, at, 20, stall)
-        };
-        let now = Instant::now();
-        list.update(now, vec![with_bound(9.0, 3.0)]);
-        list.update(now, vec![with_bound(11.0, 4.0)]);
-        let text = screen(&mut list);
-        for part in [
-            "50/30%",
-            "5/7",
-            "stall  50.0 % of 30%",
-            "stall 30%: waits 24.8% of the time; kept in 5 of 7 windows",
-        ] {
-            assert!(text.contains(part), "no `{part}` in\n{text}");
-        }
     }
 
     #[test]

@@ -94,38 +94,6 @@ fn what_is_gone_names_what_to_use() {
     );
 }
 
-#[test]
-fn a_stall_bound_that_nothing_can_keep_is_refused() {
-    let run = |more: &[&str], word: &str| {
-        let mut words = vec!["run", "--stall-max", "30%"];
-        words.extend(more);
-        words.extend(["--", "true"]);
-        refused(&words, 2, &[word]);
-    };
-    run(&[], "--placement locality");
-    run(
-        &[
-            "--placement",
-            "locality",
-            "--tier",
-            "ram",
-            "--tier",
-            "file:/tmp",
-        ],
-        "an SSD and a disk",
-    );
-    let tiers = |ssd, disk| ["--placement", "locality", "-t", ssd, "-t", disk];
-    let (ssd, disk) = ("file:/a,shape=nvme", "file:/b,shape=hdd-7200");
-    run(&tiers(ssd, "file:/b,shape=nvme"), "not slower");
-    let both = [&tiers(ssd, disk)[..], &["--latency", "p99=90ms"]].concat();
-    run(&both, "leave one out");
-    refused(
-        &["run", "--stall-max", "300%", "--", "true"],
-        2,
-        &["from 1% to 99%"],
-    );
-}
-
 /// With the feature, `live/remote.rs` in `crates/tests` has the refusals.
 #[test]
 fn a_cluster_is_refused_with_the_feature_that_brings_it() {
@@ -179,7 +147,31 @@ fn unknown_names_are_answered_with_the_known_ones() {
     refused(
         &["run", "--policy", "fifo", "--", "true"],
         2,
-        &["fifo", "active_inactive", "clock_w"],
+        &["fifo", "active_inactive", "lru"],
+    );
+    refused(
+        &["run", "--policy", "clock_w", "--", "true"],
+        2,
+        &[
+            "earlier version",
+            "--policy clock_w.wasm",
+            "make -C policies",
+        ],
+    );
+    refused(
+        &["run", "--placement", "temperature", "--", "true"],
+        2,
+        &["--placement waterfall --policy temperature.wasm"],
+    );
+    refused(
+        &["run", "--stall-max", "30%", "--", "true"],
+        2,
+        &["--stall-max is gone", "policy.stall_max_percent=30"],
+    );
+    refused(
+        &["set", "1", "stall-max=30%"],
+        2,
+        &["policy.stall_max_percent=NUMBER"],
     );
     refused(
         &["run", "--prefetch", "psychic", "--", "true"],

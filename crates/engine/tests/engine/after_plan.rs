@@ -90,9 +90,9 @@ impl One {
 }
 
 #[test]
-fn memory_is_used_to_the_last_page_and_clock_alone_chooses() {
+fn memory_is_used_to_the_last_page_and_the_policy_alone_chooses() {
     for frames in [1, 2, 3, 100] {
-        let mut one = One::new(frames, "clock", "none");
+        let mut one = One::new(frames, "lru", "none");
         for page in 0..frames {
             assert_eq!(one.access(page, false), [0u64; 0], "{frames} frames");
         }

@@ -9,7 +9,7 @@ const NEWEST: u64 = 32;
 
 /// An engine with `limit` pages of memory. Pages 0 to `out` are stored, and the next ones resident.
 fn engine(limit: u64, out: u64) -> (Engine<VecLedger>, SpaceId) {
-    let reclaim = undercroft_policy::reclaim::by_name("clock").expect("a policy");
+    let reclaim = undercroft_policy::reclaim::by_name("lru").expect("a policy");
     let mut engine = common::engine(2, limit, reclaim);
     let space = engine.layout().add_space();
     let range = |start, end| VirtRange::new(VirtPage(start), VirtPage(end));

@@ -42,7 +42,7 @@ struct World {
 
 impl World {
     fn new(seed: u64) -> World {
-        let reclaim = undercroft_policy::reclaim::by_name("clock").expect("a policy");
+        let reclaim = undercroft_policy::reclaim::by_name("lru").expect("a policy");
         let mut engine = common::engine(64, 1 << 20, reclaim);
         let space = engine.layout().add_space();
         engine.layout().attached(space, range(0, CHUNKS * CHUNK));

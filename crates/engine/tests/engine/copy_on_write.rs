@@ -9,7 +9,7 @@ const THREAD: ThreadId = ThreadId(1);
 
 /// A parent with `pages` resident, and its child, under a limit of `limit` pages.
 fn family(pages: u64, limit: u64) -> (Engine<VecLedger>, SpaceId, SpaceId) {
-    let reclaim = undercroft_policy::reclaim::by_name("clock").expect("a policy");
+    let reclaim = undercroft_policy::reclaim::by_name("lru").expect("a policy");
     let mut engine = common::engine(4, limit, reclaim);
     let parent = engine.layout().add_space();
     let all = VirtRange::new(VirtPage(0), VirtPage(pages));

@@ -1,16 +1,70 @@
 //! A search for victims has an end, even where every page was used.
 
-use undercroft_base::{VirtPage, VirtRange};
+use std::collections::{HashSet, VecDeque};
+
+use undercroft_base::{Bytes, PageCount, PageNo, VirtPage, VirtRange};
 use undercroft_engine::Taken;
 use undercroft_engine::limits::{EVICT_PAGES_MAX, SELECT_SCAN_MAX};
+use undercroft_policy::reclaim::{Arrival, Reclaim, Shown, Verdict};
 
 use crate::common;
+
+/// Pages in a circle. One that was used gets another lap, and that takes a look.
+#[derive(Default)]
+struct Circle {
+    pages: VecDeque<PageNo>,
+    used: HashSet<PageNo>,
+}
+
+impl Reclaim for Circle {
+    fn insert(&mut self, page: PageNo, _: Arrival) {
+        self.pages.push_back(page);
+    }
+
+    fn remove(&mut self, page: PageNo) {
+        self.pages.retain(|of| *of != page);
+    }
+
+    fn touch(&mut self, page: PageNo, _: bool) {
+        self.used.insert(page);
+    }
+
+    fn select(
+        &mut self,
+        want: usize,
+        scan_max: usize,
+        verdict: &mut dyn FnMut(PageNo) -> Verdict,
+        out: &mut Vec<PageNo>,
+    ) {
+        let most = out.len() + want;
+        for _ in 0..scan_max.min(self.pages.len()) {
+            if out.len() == most {
+                break;
+            }
+            let Some(page) = self.pages.pop_front() else {
+                break;
+            };
+            if !self.used.remove(&page) && verdict(page) == Verdict::Take {
+                out.push(page);
+            } else {
+                self.pages.push_back(page);
+            }
+        }
+    }
+
+    fn shown(&self) -> Shown {
+        Shown {
+            len: PageCount(self.pages.len() as u64),
+            metadata: Bytes(0),
+            choice: None,
+        }
+    }
+}
 
 #[test]
 fn a_search_past_used_pages_is_cut_off_with_what_it_found() {
     let pages = SELECT_SCAN_MAX as u64 + 200;
-    let reclaim = undercroft_policy::reclaim::by_name("clock").expect("a policy");
-    let mut engine = common::engine(3, 2 * pages, reclaim);
+    let mut engine = common::engine(3, 2 * pages, Box::new(Circle::default()));
     let space = engine.layout().add_space();
     let all = VirtRange::new(VirtPage(0), VirtPage(pages));
     engine.layout().attached(space, all);

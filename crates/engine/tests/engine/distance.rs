@@ -3,9 +3,9 @@
 
 use std::sync::{Arc, Mutex};
 
-use undercroft_base::{Flags, PageCount, PageNo, Slot, TierId, VirtPage, VirtRange};
+use undercroft_base::{Bytes, Flags, PageCount, PageNo, Slot, TierId, VirtPage, VirtRange};
 use undercroft_engine::{Engine, Outcome, Taken, VecLedger};
-use undercroft_policy::place::{Ask, LatencyClass, Loaded, Migration, Place, TierOrder, TierState};
+use undercroft_policy::place::{LatencyClass, Loaded, Migration, Place, TierOrder, TierState};
 use undercroft_policy::reclaim::lru::Lru;
 use undercroft_policy::reclaim::{Arrival, Reclaim, Shown, Verdict};
 
@@ -158,7 +158,7 @@ impl Place for Keeps {
         self.0
     }
 
-    fn next_move(&mut self, _: Ask<'_>, _: &[TierState]) -> Option<Migration> {
+    fn next_move(&mut self, _: Bytes, _: &[TierState]) -> Option<Migration> {
         None
     }
 }

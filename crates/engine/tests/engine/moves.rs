@@ -7,7 +7,7 @@ use undercroft_base::{
     BASE_PAGE_BYTES, Bytes, PageNo, PageState, Slot, SpaceId, TierId, VirtPage, VirtRange,
 };
 use undercroft_engine::{Config, DemoteItem, Engine, Mover, Outcome, Room, Taken, VecLedger};
-use undercroft_policy::place::{Ask, LatencyClass, Migration, Place, TierOrder, TierState};
+use undercroft_policy::place::{LatencyClass, Migration, Place, TierOrder, TierState};
 use undercroft_policy::reclaim::lru::Lru;
 
 pub(crate) const FAST: TierId = TierId(0);
@@ -81,27 +81,6 @@ fn a_copy_that_took_as_long_as_stamps_need_to_repeat_is_not_believed() {
     let mut freed = Vec::new();
     engine.take_freed(&mut freed);
     assert_eq!(freed, [(SLOW, Slot(9))]);
-}
-
-#[test]
-fn a_group_is_moved_in_its_order_as_far_as_it_is_in_its_tier() {
-    let (mut engine, space) = engine(300);
-    let group: Vec<PageNo> = (256..512).rev().map(PageNo).collect();
-    let mut items = Vec::new();
-    engine.migrations().select_group(FAST, &group, &mut items);
-    let found: Vec<u64> = items.iter().map(|item| item.slot.0).collect();
-    assert_eq!(found, (256..300).rev().collect::<Vec<_>>());
-    engine.migrations().demoted(items[43], SLOW, Slot(7));
-    assert_eq!(place(&engine, space, 256), (SLOW, Slot(7)));
-    items.clear();
-    engine.migrations().select_group(SLOW, &group, &mut items);
-    assert_eq!(items.len(), 1);
-    items.clear();
-    let beyond = [PageNo(1 << 20), PageNo(u32::MAX)];
-    engine.migrations().select_group(FAST, &beyond, &mut items);
-    assert_eq!(items, []);
-    assert!(engine.migrations().is_above(FAST, SLOW));
-    assert!(!engine.migrations().is_above(SLOW, FAST));
 }
 
 /// Copies in these slots alone are found, and move inside their tier. What is shared, or changed
@@ -244,7 +223,7 @@ impl Place for Asked {
         TierOrder::downwards(tiers.len())
     }
 
-    fn next_move(&mut self, _: Ask<'_>, _: &[TierState]) -> Option<Migration> {
+    fn next_move(&mut self, _: Bytes, _: &[TierState]) -> Option<Migration> {
         None
     }
 }

@@ -10,7 +10,7 @@ fn range(start: u64, end: u64) -> VirtRange {
 
 /// An engine with pages 0 to 200 resident; the last 32 of them are recent.
 fn engine() -> (Engine<VecLedger>, SpaceId) {
-    let reclaim = undercroft_policy::reclaim::by_name("clock").expect("a policy");
+    let reclaim = undercroft_policy::reclaim::by_name("lru").expect("a policy");
     let mut engine = common::engine(2, 1000, reclaim);
     let space = engine.layout().add_space();
     engine.layout().attached(space, range(0, 512));

@@ -19,7 +19,7 @@ fn range(start: u64, end: u64) -> VirtRange {
 
 /// An engine whose first space has the number `first`, and two pages in one chunk.
 fn engine(first: u32, end: u32) -> (Engine<VecLedger>, SpaceId) {
-    let reclaim = undercroft_policy::reclaim::by_name("clock").expect("a policy");
+    let reclaim = undercroft_policy::reclaim::by_name("lru").expect("a policy");
     let mut engine = common::engine(16, 1 << 20, reclaim);
     engine.number_spaces(first, end);
     let space = engine.layout().add_space();
@@ -144,7 +144,7 @@ fn a_successor_goes_on_after_the_last_number() {
     let words = bytes_for(4) / 8;
     let memory: std::sync::Arc<[AtomicU64]> = (0..words).map(|_| AtomicU64::new(0)).collect();
     let policies = || {
-        let reclaim = undercroft_policy::reclaim::by_name("clock").expect("a policy");
+        let reclaim = undercroft_policy::reclaim::by_name("lru").expect("a policy");
         (reclaim, prefetch::by_name("none").expect("a policy"))
     };
     let last = SpaceId(END - 1);

@@ -11,7 +11,7 @@ fn range(start: u64, end: u64) -> VirtRange {
 
 /// An engine, and a space with resident pages in `chunks` chunks.
 fn engine(chunks: usize, used: u64) -> (Engine<VecLedger>, SpaceId) {
-    let reclaim = undercroft_policy::reclaim::by_name("clock").expect("a policy");
+    let reclaim = undercroft_policy::reclaim::by_name("lru").expect("a policy");
     let mut engine = common::engine(chunks, 1 << 20, reclaim);
     let space = engine.layout().add_space();
     engine.layout().attached(space, range(0, 1 << 20));

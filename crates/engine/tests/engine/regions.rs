@@ -12,7 +12,7 @@ const PAGES: u64 = 40;
 
 #[test]
 fn regions_are_the_pages_attached_and_not_unmapped() {
-    let reclaim = undercroft_policy::reclaim::by_name("clock").expect("a policy");
+    let reclaim = undercroft_policy::reclaim::by_name("lru").expect("a policy");
     let mut engine = common::engine(4, 1000, reclaim);
     let space = engine.layout().add_space();
     let mut pages = BTreeSet::new();
@@ -58,7 +58,7 @@ fn regions_are_the_pages_attached_and_not_unmapped() {
 /// registered. Its pages would leave and read as zeros.
 #[test]
 fn pages_found_where_no_region_is_any_more_are_not_counted() {
-    let reclaim = undercroft_policy::reclaim::by_name("clock").expect("a policy");
+    let reclaim = undercroft_policy::reclaim::by_name("lru").expect("a policy");
     let mut engine = common::engine(2, 1000, reclaim);
     let space = engine.layout().add_space();
     let range = |start, end| VirtRange::new(VirtPage(start), VirtPage(end));
@@ -85,7 +85,7 @@ fn pages_found_where_no_region_is_any_more_are_not_counted() {
 /// get more than the limit.
 #[test]
 fn pages_that_will_be_found_take_room() {
-    let reclaim = undercroft_policy::reclaim::by_name("clock").expect("a policy");
+    let reclaim = undercroft_policy::reclaim::by_name("lru").expect("a policy");
     let mut engine = common::engine(100, 100, reclaim);
     let space = engine.layout().add_space();
     engine
@@ -136,7 +136,7 @@ fn pages_that_will_be_found_take_room() {
 /// The thread that makes room must not wait for it. Others do.
 #[test]
 fn an_urgent_fault_is_served_without_room() {
-    let reclaim = undercroft_policy::reclaim::by_name("clock").expect("a policy");
+    let reclaim = undercroft_policy::reclaim::by_name("lru").expect("a policy");
     let mut engine = common::engine(1, 8, reclaim);
     let space = engine.layout().add_space();
     engine

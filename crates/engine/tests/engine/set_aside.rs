@@ -13,7 +13,7 @@ fn range(start: u64, end: u64) -> VirtRange {
 
 /// An engine with pages 0 to 99 of two spaces resident; the last 32 are recent.
 fn engine() -> (Engine<VecLedger>, SpaceId, SpaceId) {
-    let reclaim = undercroft_policy::reclaim::by_name("clock").expect("a policy");
+    let reclaim = undercroft_policy::reclaim::by_name("lru").expect("a policy");
     let mut engine = common::engine(8, 1000, reclaim);
     let spaces = (engine.layout().add_space(), engine.layout().add_space());
     for space in [spaces.0, spaces.1] {

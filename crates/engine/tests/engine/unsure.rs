@@ -8,7 +8,7 @@ use undercroft_engine::{EvictItem, Missing, Taken};
 /// State of a page that a batch left in memory for the reason `taken`, and that is missing then:
 /// for its process, and for a child that was forked meanwhile.
 fn missing_after(taken: Taken) -> [Option<Missing>; 2] {
-    let reclaim = undercroft_policy::reclaim::by_name("clock").expect("a policy");
+    let reclaim = undercroft_policy::reclaim::by_name("lru").expect("a policy");
     let mut engine = common::engine(8, 1 << 20, reclaim);
     let space = engine.layout().add_space();
     let all = VirtRange::new(VirtPage(0), VirtPage(512));

@@ -42,7 +42,7 @@ fn free_below(limit: PageCount, part: u64) -> PageCount {
 impl Follower {
     /// For a client with this limit, before its first page.
     pub(crate) fn new(reclaim: &ReclaimName, place: &PlacementName, limit: PageCount) -> Follower {
-        let part = place.make().shown(0).reserve_part;
+        let part = place.make().shown().reserve_part;
         let free = move |limit| free_below(limit, part);
         Follower {
             state: Mutex::new(State {

@@ -9,6 +9,7 @@ use undercroft_proto::grant;
 use undercroft_proto::messages::Answered;
 use undercroft_proto::report::{BoundControl, BoundReport};
 use undercroft_qos::control::MISSES_MAX;
+use undercroft_qos::pressure::Pressure;
 use undercroft_qos::tail::BUCKETS;
 use undercroft_qos::{
     self as qos, Capacity, Demand, LatencyBound, Misses, Monitor, Out, QueueLimits, Refused,
@@ -17,7 +18,6 @@ use undercroft_qos::{
 use undercroft_tier::profile::channels;
 
 use super::Control;
-use super::stall::Stall;
 use crate::books::metered::MeteredTier;
 use crate::books::table::Tiers;
 use crate::gauges::knobs::Knobs;
@@ -96,7 +96,8 @@ pub(super) struct Bounds {
     pub(super) latency: Option<LatencyWatch>,
     /// How the daemon has the knobs turned, and until when.
     pub(super) obeys: Option<(Turned, Instant)>,
-    pub(super) stall: Stall,
+    /// How long the program waits.
+    pub(super) pressure: Pressure,
 }
 
 /// The bound, its control, and how far the counts are known.
@@ -288,9 +289,6 @@ impl Control {
             }
             self.set_bound(Some(bound));
         }
-        if let Some(bound) = self.shared.options.stall_max {
-            self.set_stall(Some(bound));
-        }
         Ok(())
     }
 
@@ -298,12 +296,6 @@ impl Control {
     pub(super) fn change_bound(&mut self, bound: Option<LatencyBound>) -> Answered {
         if let Some(Err(refused)) = bound.map(|bound| self.admits(bound)) {
             return Answered::Refused(refused.to_string());
-        }
-        if bound.is_some()
-            && self.bounds.stall.is_bounded()
-            && let Err(why) = self.shared.options.can_bound_both()
-        {
-            return Answered::Refused(why.to_owned());
         }
         self.set_bound(bound);
         Answered::Yes

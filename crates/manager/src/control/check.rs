@@ -475,7 +475,7 @@ impl Control {
 
     /// A bound is looked after at all times.
     fn is_bounded(&self) -> bool {
-        self.has_latency_bound() || self.bounds.stall.is_bounded()
+        self.has_latency_bound()
     }
 
     /// Checks soon if something has stirred in a calm client.

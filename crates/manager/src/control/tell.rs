@@ -14,8 +14,8 @@ use undercroft_proto::messages::{Answered, Ask, Word};
 use undercroft_proto::options::AccessScan;
 use undercroft_proto::report::{
     AccessScans, BoundReport, CostReport, CurveBegan, Drain, Faults, LatencyHistogram, ManagerCost,
-    MissRatioCurve, Policies, PolicyChoice, Quantiles, Rates, RemoteReport, Report, SCHEMA_VERSION,
-    Scale, Slabs, Snapshot, Takeovers, TierFigures, TierReport, TierSnapshot, TierUse,
+    MissRatioCurve, Policies, PolicyChoice, PressureReport, Quantiles, Rates, RemoteReport, Report,
+    SCHEMA_VERSION, Scale, Snapshot, Takeovers, TierFigures, TierReport, TierSnapshot, TierUse,
     kernel_release, limit, peaks, ratio,
 };
 use undercroft_sys::nvm::MappedAs;
@@ -125,16 +125,6 @@ fn use_of(metered: &MeteredTier) -> TierUse {
     }
 }
 
-/// The temperatures of all slabs. Between parts, faults have the engine.
-fn slabs(shared: &Shared) -> Option<Slabs> {
-    let part = |part| shared.books.engine().books().placement(part).temperatures;
-    let mut all: Option<Slabs> = None;
-    for some in (0..).map_while(part) {
-        all.get_or_insert_default().add(some);
-    }
-    all
-}
-
 /// The status of the tiers of which the use is known.
 fn tiers_now(shared: &Shared, in_use: &[TierUse]) -> Vec<TierSnapshot> {
     let ranks: Vec<TierId> = shared.books.tiers.ranks().collect();
@@ -176,13 +166,12 @@ fn kind_of(ask: &Ask) -> usize {
         Ask::Add(_) | Ask::Core(_) | Ask::Demote(_) => TierId::MAX,
         Ask::Policy { .. } | Ask::Parameter { .. } => TierId::MAX,
         Ask::Latency { .. } => TierId::MAX + 1,
-        Ask::Stall { .. } => TierId::MAX + 2,
-        Ask::MemoryMax(_) => TierId::MAX + 3,
-        Ask::Pause(_) | Ask::Keep(_) => TierId::MAX + 4,
+        Ask::MemoryMax(_) => TierId::MAX + 2,
+        Ask::Pause(_) | Ask::Keep(_) => TierId::MAX + 3,
     }
 }
 
-const _: () = assert!(TierId::MAX + 4 < ASKS);
+const _: () = assert!(TierId::MAX + 3 < ASKS);
 
 /// Pauses a run again that was paused under a dead manager: before any thread evicts a page.
 pub(super) fn pause_again(shared: &Shared) {
@@ -291,7 +280,6 @@ impl Control {
             Ask::Demote(_) => Err("it is asked again by whoever wants it".to_owned()),
             Ask::Latency { bound } => return self.change_bound(*bound),
             Ask::MemoryMax(asked) => return self.change_limit(Bytes(*asked)),
-            Ask::Stall { bound } => return self.change_stall(*bound),
             Ask::Pause(paused) => return self.pause(*paused),
             Ask::Keep(keep) => return self.keep(*keep),
         };
@@ -377,7 +365,7 @@ impl Control {
         let (choice, share) = {
             let engine = self.shared.books.engine();
             let books = engine.books();
-            (books.reclaim_choice(), books.placement(0).share)
+            (books.reclaim_choice(), books.placement().share)
         };
         Policies {
             reclaim: self.launch.options.reclaim.to_string(),
@@ -490,14 +478,12 @@ impl Control {
             resident_bytes: resident + unmanaged,
             dram_bytes: dram.0 + unmanaged,
             tiers,
-            slabs: slabs(shared),
             faults: Faults::of(&stats),
             fault_latency_seconds: Quantiles::of(faults.histogram()),
             fault_latency_histogram: LatencyHistogram::of(faults.histogram(), faults.served()),
             stall_seconds: faults.waited().seconds(),
             stall_some_seconds: faults.some_waited().seconds(),
-            pressure: self.bounds.stall.pressure(),
-            stall_bound: self.bounds.stall.report(),
+            pressure: PressureReport::of(&self.bounds.pressure),
             latency_bound: self.bound_report(),
             pages: (&stats).into(),
             rates,
@@ -580,7 +566,6 @@ impl Control {
             latency_bound: self.bound_report(),
             stall_seconds: latency.waited().seconds(),
             stall_some_seconds: latency.some_waited().seconds(),
-            stall_bound: self.bounds.stall.report(),
             pages: (&stats).into(),
             tiers: tiers.collect(),
             limit_exceeded: lock(&shared.gauges.exceeded).until(Instant::now()),

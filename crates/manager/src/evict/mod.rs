@@ -6,10 +6,10 @@
 //! A batch:
 //!
 //! 1. Begin. A fault that leaves less room than the reserve wakes the evictor; it also looks by
-//!    itself at intervals. The reserve is a 256th of the limit, or a 64th under `locality`
-//!    (`Place::reserve_part`); 32 to 2048 pages, but never more than a quarter of the limit. It
-//!    goes on until one and a half reserves are free. A limit that was lowered is approached here,
-//!    batch by batch. Before each batch the placement policy is asked what to demote.
+//!    itself at intervals. The reserve is a 256th of the limit, or a 64th once a policy file links
+//!    pages (`Place::reserve_part`); 32 to 2048 pages, but never more than a quarter of the limit.
+//!    It goes on until one and a half reserves are free. A limit that was lowered is approached
+//!    here, batch by batch. Before each batch the placement policy is asked what to demote.
 //! 2. Choose, up to 64 pages, of the first kind that gives one: zero pages that were only read, if
 //!    16 of them are found or there is no room; the other pages of a shared frame, once a fork
 //!    relative's page of it has left; pages that a plugin wants to leave; victims that the policy

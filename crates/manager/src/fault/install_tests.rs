@@ -39,7 +39,7 @@ impl Bed {
             demotes: vec![false],
             room: Room::Ahead,
         };
-        let reclaim = undercroft_policy::reclaim::by_name("clock").expect("a policy");
+        let reclaim = undercroft_policy::reclaim::by_name("lru").expect("a policy");
         let prefetch = undercroft_policy::prefetch::by_name("window:7").expect("a policy");
         let mut engine = Engine::new(VecLedger::new(4), reclaim, prefetch, config);
         let space = engine.layout().add_space();

@@ -72,7 +72,6 @@ pub(crate) fn options(tier: &str) -> ClientOptions {
         access_scan: AccessScan::Never,
         latency: None,
         latency_control: true,
-        stall_max: None,
         class: None,
         takeovers_max: 0,
         memory_price: None,

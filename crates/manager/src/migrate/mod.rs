@@ -46,7 +46,6 @@ pub(crate) struct Migrator {
     shared: Arc<Shared>,
     states: Vec<TierState>,
     items: Vec<DemoteItem>,
-    group: Vec<PageNo>,
     copies: Copies,
     gather: Gather,
     pace: Pace,
@@ -64,14 +63,11 @@ pub(crate) struct Migrator {
 }
 
 impl Migrator {
-    /// Whether there may be work for it: a tier is below a device, the policy moves groups, or a
-    /// plugin moves copies.
+    /// Whether there may be work for it: a tier is below a device, or a plugin
+    /// moves copies.
     pub(crate) fn is_needed(shared: &Shared) -> bool {
         let mut above_others: Vec<&MeteredTier> = shared.books.tiers.ranked().collect();
         above_others.pop();
-        if !above_others.is_empty() && shared.books.engine().migrations().moves_groups() {
-            return true;
-        }
         if !above_others.is_empty() && shared.books.advice().is_some_and(|of| of.moves()) {
             return true;
         }
@@ -105,7 +101,6 @@ impl Migrator {
             shared,
             states: Vec::with_capacity(TIERS_MAX),
             items: Vec::with_capacity(DEMOTE_PAGES_MAX),
-            group: Vec::with_capacity(DEMOTE_PAGES_MAX),
             gather: Gather::default(),
             pace: Pace::new(Nanos(0)),
         })
@@ -229,20 +224,17 @@ impl Migrator {
             if let Some(advice) = advice {
                 advice.note_tiers(engine.books().ranked_tiers());
             }
-            let migration = engine.migrations().wanted(Mover::Background);
+            let mut migrations = engine.migrations();
+            let migration = migrations.wanted(Mover::Background);
             if let Some(migration) = migration {
                 let want = migration.pages.0 as usize;
-                let mut migrations = engine.migrations();
                 migrations.select(migration.from, want, &mut self.items);
             }
             migration
         };
         match migration {
             Some(migration) => self.move_from(migration.from, migration.to),
-            None => match self.move_group() {
-                0 => self.move_wished(),
-                moved => moved,
-            },
+            None => self.move_wished(),
         }
     }
 
@@ -267,23 +259,6 @@ impl Migrator {
             advice.note_moves(wishes.iter().map(|wish| wish.pages).sum(), moved);
             if moved > 0 {
                 return moved;
-            }
-        }
-        0
-    }
-
-    /// Moves the next group that has pages to move. Returns how many.
-    fn move_group(&mut self) -> usize {
-        for _ in 0..GROUPS_ASKED {
-            let now = self.shared.now();
-            let asked = {
-                let mut engine = self.shared.books.engine();
-                let mut migrations = engine.migrations();
-                migrations.next_group(now, &mut self.group, &mut self.items)
-            };
-            let Some(asked) = asked else { return 0 };
-            if !self.items.is_empty() {
-                return self.move_from(asked.from, asked.to);
             }
         }
         0

@@ -19,7 +19,7 @@
 //!   scanner is made and no bit is read while no page leaves: the policy needs no order then.
 //!
 //! Accessed bits show uses, not writes: a page installed through userfaultfd is dirty from the
-//! start. So `clock_w`, which keeps written pages, stays first in, first out.
+//! start.
 //!
 //! [`Uses::touch_at`]: undercroft_engine::Uses::touch_at
 

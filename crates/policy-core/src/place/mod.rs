@@ -9,7 +9,7 @@ pub mod waterfall;
 pub mod worth;
 
 pub use undercroft_base::LatencyClass;
-use undercroft_base::{Bytes, Nanos, PageCount, PageNo, PageSize, TierId};
+use undercroft_base::{Bytes, PageCount, PageNo, PageSize, TierId};
 
 /// Most tiers of one client.
 pub const TIERS_MAX: usize = 8;
@@ -182,29 +182,14 @@ pub struct Loaded<'a> {
     pub waited: u64,
 }
 
-/// Which move between tiers is asked for.
-#[derive(Debug)]
-pub enum Ask<'a> {
-    /// Of the oldest pages of a tier. Asked before each batch that leaves memory, and again in the
-    /// background: devices demote only there, other tiers only before a batch. The others have
-    /// `demotes` false then. With it: DRAM of the client, for resident pages and for what tiers
-    /// hold there. O(tiers), apart from rare decisions of some 10 us.
-    Oldest(Bytes),
-    /// Of a group of pages. Asked in the background, at least ten times a second, if
-    /// [`Shown::moves_groups`]. With it: time since the run began, and a list that gets the group's
-    /// pages, each once, at most [`MIGRATE_PAGES_MAX`], in the order in which they are to be read
-    /// and written. Some of them may be elsewhere by now, or be gone. Some microseconds.
-    Group(Nanos, &'a mut Vec<PageNo>),
-}
-
 /// Pages to be moved from one tier to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Migration {
     /// Where they are.
     pub from: TierId,
-    /// Where they go: below, or of a group also above.
+    /// Where they go.
     pub to: TierId,
-    /// At most this many, the oldest first; or the pages of the group.
+    /// At most this many, the oldest first.
     pub pages: PageCount,
 }
 
@@ -217,17 +202,11 @@ pub enum Event<'a> {
     /// These pages are about to leave together; [`Place::order`] is asked for those that need a new
     /// copy. Told if [`Shown::links_pages`]. O(pages log pages).
     Leaving(&'a [Leaving], &'a [TierState]),
-    /// Pages are to go to faster tiers than it would choose: this many times as many of those that
-    /// it would divide between two tiers; 1 = no more, infinity = all (HybridSwap §4.4). O(1).
-    Shift(f64),
 }
 
-/// How a placement is, and what it knows. The first three never change.
+/// How a placement is, and what it knows. The first two never change.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Shown {
-    /// Groups of pages are moved. If so, the policy is asked in the background, even if no tier is
-    /// full.
-    pub moves_groups: bool,
     /// Pages are named that are loaded together.
     pub links_pages: bool,
     /// Pages of the limit for each one that is kept free for faults. Half as many pages leave at a
@@ -235,22 +214,14 @@ pub struct Shown {
     pub reserve_part: u64,
     /// Its decision about DRAM; `None` if it decides nothing, or has not yet.
     pub share: Option<Share>,
-    /// The least shift at which all pages go to the faster tier, as far as it knows by now.
-    pub shift_of_all: Option<f64>,
-    /// How many slabs of a part of all have which temperature; `None`: there is no such part. Of a
-    /// placement that keeps temperatures there always is part 0.
-    pub temperatures: Option<Temperatures>,
 }
 
 impl Default for Shown {
     fn default() -> Shown {
         Shown {
-            moves_groups: false,
             links_pages: false,
             reserve_part: 256,
             share: None,
-            shift_of_all: None,
-            temperatures: None,
         }
     }
 }
@@ -262,18 +233,6 @@ pub struct Share {
     pub target: Bytes,
     /// Decisions so far.
     pub decisions: u64,
-}
-
-/// How many slabs of consecutive pages, of those that were ever stored, are hot, warm and cold
-/// (RapidSwap §3.2).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Temperatures {
-    /// Used in the last 5 s.
-    pub hot: u64,
-    /// In the last 10 s, or moved one tier down in the last 5 s.
-    pub warm: u64,
-    /// Not for longer.
-    pub cold: u64,
 }
 
 /// Decides where pages are kept. `tiers` are all tiers of the client, fastest first. All is asked
@@ -290,9 +249,14 @@ pub trait Place: Send {
         page.tier.keeps_copies()
     }
 
-    /// Names the next move between tiers, if any. The caller carries it out and asks again, until
-    /// the answer is nothing or nothing could be moved.
-    fn next_move(&mut self, ask: Ask<'_>, tiers: &[TierState]) -> Option<Migration>;
+    /// Names the next move of the oldest pages of a tier, if any. The caller carries it out and
+    /// asks again, until the answer is nothing or nothing could be moved. Asked before each batch
+    /// that leaves memory, and again in the background: devices demote only there, other tiers only
+    /// before a batch. The others have `demotes` false then. O(tiers), apart from rare decisions of
+    /// some 10 us.
+    ///
+    /// * `dram`: that of the client, for resident pages and for what tiers hold there.
+    fn next_move(&mut self, dram: Bytes, tiers: &[TierState]) -> Option<Migration>;
 
     /// Appends the pages to load when a thread waits for page `no`; `no` may be among them. Asked
     /// if [`Shown::links_pages`]. On the fault path: O(pages).
@@ -302,9 +266,7 @@ pub trait Place: Send {
     fn heard(&mut self, _event: Event<'_>) {}
 
     /// How it is now. Some microseconds.
-    ///
-    /// * `part`: which slabs [`Shown::temperatures`] counts; parts count from 0.
-    fn shown(&self, _part: usize) -> Shown {
+    fn shown(&self) -> Shown {
         Shown::default()
     }
 }

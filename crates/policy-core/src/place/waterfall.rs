@@ -6,9 +6,7 @@
 
 use undercroft_base::{BASE_PAGE_BYTES, Bytes, PageCount, PageNo, TierId};
 
-use super::{
-    Ask, BATCH_PAGES, LatencyClass, MIGRATE_PAGES_MAX, Migration, Place, TierOrder, TierState,
-};
+use super::{BATCH_PAGES, LatencyClass, MIGRATE_PAGES_MAX, Migration, Place, TierOrder, TierState};
 
 /// Part of a device that is kept free, and the most: it is relieved in the background, while
 /// evictions go on.
@@ -58,7 +56,7 @@ impl Place for Waterfall {
         TierOrder::downwards(tiers.len())
     }
 
-    fn next_move(&mut self, _: Ask<'_>, tiers: &[TierState]) -> Option<Migration> {
+    fn next_move(&mut self, _: Bytes, tiers: &[TierState]) -> Option<Migration> {
         relieves(tiers)
     }
 }

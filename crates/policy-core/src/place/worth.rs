@@ -24,7 +24,7 @@
 use undercroft_base::{BASE_PAGE_BYTES, Bytes, PageCount, PageNo, TierId};
 
 use super::{
-    Ask, BATCH_PAGES, LatencyClass, Loaded, MIGRATE_PAGES_MAX, Migration, Place, Share, Shown,
+    BATCH_PAGES, LatencyClass, Loaded, MIGRATE_PAGES_MAX, Migration, Place, Share, Shown,
     TIERS_MAX, TierOrder, TierState, waterfall,
 };
 
@@ -369,13 +369,12 @@ impl Place for Worth {
         far && page.tier.keeps_copies()
     }
 
-    fn next_move(&mut self, ask: Ask<'_>, tiers: &[TierState]) -> Option<Migration> {
-        let Ask::Oldest(limit) = ask else { return None };
-        self.decide_if_due(limit, tiers);
+    fn next_move(&mut self, dram: Bytes, tiers: &[TierState]) -> Option<Migration> {
+        self.decide_if_due(dram, tiers);
         waterfall::relieves(tiers).or_else(|| self.shrink(tiers))
     }
 
-    fn shown(&self, _: usize) -> Shown {
+    fn shown(&self) -> Shown {
         Shown {
             share: self.target.map(|target| Share {
                 target,
@@ -435,13 +434,13 @@ mod tests {
         };
         let mut dram = start;
         let mut found = Vec::new();
-        worth.next_move(Ask::Oldest(LIMIT), &tiers(dram));
+        worth.next_move(LIMIT, &tiers(dram));
         for _ in 0..decisions {
             for _ in 0..EVIDENCE {
                 refault(&mut worth, distance(dram));
             }
-            worth.next_move(Ask::Oldest(LIMIT), &tiers(dram));
-            let target = worth.shown(0).share.expect("a decision").target;
+            worth.next_move(LIMIT, &tiers(dram));
+            let target = worth.shown().share.expect("a decision").target;
             dram = target.0;
             found.push(target.0 * 100 / LIMIT.0);
         }
@@ -541,15 +540,15 @@ mod tests {
     fn the_first_refaults_decide_nothing() {
         let pool = tiers(LIMIT.0 / 4);
         let mut worth = Worth::default();
-        worth.next_move(Ask::Oldest(LIMIT), &pool);
+        worth.next_move(LIMIT, &pool);
         for _ in 0..2 * EVIDENCE {
             refault(&mut worth, 1);
         }
-        worth.next_move(Ask::Oldest(LIMIT), &pool);
-        assert_eq!(worth.shown(0).share, None);
+        worth.next_move(LIMIT, &pool);
+        assert_eq!(worth.shown().share, None);
         worth.left = 20 * PAGES;
-        worth.next_move(Ask::Oldest(LIMIT), &pool);
-        let target = worth.shown(0).share.expect("a decision").target;
+        worth.next_move(LIMIT, &pool);
+        let target = worth.shown().share.expect("a decision").target;
         assert!(target < Bytes(LIMIT.0 / 2), "{target}");
     }
 
@@ -566,8 +565,8 @@ mod tests {
                 ..pool
             };
             let mut worth = Worth::default();
-            worth.next_move(Ask::Oldest(LIMIT), &[pool, device]);
-            worth.shown(0).share.map(|share| share.target)
+            worth.next_move(LIMIT, &[pool, device]);
+            worth.shown().share.map(|share| share.target)
         };
         assert_eq!(target(1, RATIO_PAGES), Some(Bytes(0)), "1.5 copies a page");
         assert_eq!(target(2, RATIO_PAGES), None, "three copies a page");
@@ -594,12 +593,12 @@ mod tests {
                 left: 20 * PAGES,
                 ..Worth::default()
             };
-            worth.next_move(Ask::Oldest(LIMIT), &all);
+            worth.next_move(LIMIT, &all);
             for at in 0..EVIDENCE {
                 refault(&mut worth, from + at * PAGES / EVIDENCE / 8);
             }
-            worth.next_move(Ask::Oldest(LIMIT), &all);
-            worth.shown(0).share.expect("a decision").target
+            worth.next_move(LIMIT, &all);
+            worth.shown().share.expect("a decision").target
         };
         let (now, small, large) = (Bytes(LIMIT.0 / 8), PAGES / 64, 4 * PAGES);
         // The pool holds these. Half of them would not have left without it.
@@ -621,19 +620,13 @@ mod tests {
             ..Worth::default()
         };
         assert_eq!(worth.order(page, &full).get(0), Some(TierId(1)));
-        assert_eq!(
-            worth.next_move(Ask::Oldest(LIMIT), &full),
-            None,
-            "one page came"
-        );
+        assert_eq!(worth.next_move(LIMIT, &full), None, "one page came");
         for _ in 0..MIGRATE_PAGES_MAX {
             worth.order(page, &full);
         }
-        let migration = worth
-            .next_move(Ask::Oldest(LIMIT), &full)
-            .expect("as many as came");
+        let migration = worth.next_move(LIMIT, &full).expect("as many as came");
         assert_eq!((migration.from, migration.to), (TierId(0), TierId(1)));
         assert_eq!(migration.pages, PageCount(MIGRATE_PAGES_MAX));
-        assert_eq!(worth.next_move(Ask::Oldest(LIMIT), &full), None);
+        assert_eq!(worth.next_move(LIMIT, &full), None);
     }
 }

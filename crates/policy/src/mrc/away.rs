@@ -9,7 +9,7 @@ use undercroft_base::{BASE_PAGE_BYTES, Bytes, PageCount, PageNo, TierId};
 
 use crate::place::waterfall::Waterfall;
 use crate::place::worth::Worth;
-use crate::place::{Ask, LatencyClass, Loaded, Place, PlacementName, TIERS_MAX, TierState};
+use crate::place::{LatencyClass, Loaded, Place, PlacementName, TIERS_MAX, TierState};
 
 /// Copies in a page of DRAM, until there are enough to measure it.
 const RATIO_FIRST: f64 = 2.5;
@@ -256,8 +256,8 @@ impl Away {
     fn migrate(&mut self, word: &impl Fn(PageNo) -> u32) {
         for _ in 0..MIGRATIONS {
             let (states, count) = self.states();
-            let ask = Ask::Oldest(self.limit.bytes());
-            let Some(migration) = self.place.next_move(ask, &states[..count]) else {
+            let dram = self.limit.bytes();
+            let Some(migration) = self.place.next_move(dram, &states[..count]) else {
                 return;
             };
             self.owed += migration.pages.0 as f64 / self.one_in as f64;

@@ -188,7 +188,7 @@ fn unknown_policy_error_lists_the_names() {
     let error = by_name("mru").err().expect("no such policy").to_string();
     assert_eq!(
         error,
-        "there is no reclaim policy `mru`; use one of: auto, active_inactive, clock, clock_w, lru"
+        "there is no reclaim policy `mru`; use one of: auto, active_inactive, lru"
     );
 }
 

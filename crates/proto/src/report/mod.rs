@@ -31,7 +31,7 @@ pub use command::ShownCommand;
 pub use cost::{CostReport, TierCost, TierUse, TierWear};
 pub use curve::{CurveBegan, LimitPoint, MissRatioCurve};
 pub use latency::{LatencyBucket, LatencyHistogram};
-pub use now::{PressureReport, Rates, Slabs, Snapshot, StallBoundReport, TierSnapshot};
+pub use now::{PressureReport, Rates, Snapshot, TierSnapshot};
 pub use remote::RemoteReport;
 pub use summary::{bound as bound_summary, human_summary};
 pub use undercroft_terminal::command_line;
@@ -89,9 +89,6 @@ pub struct Report {
     /// Time in which at least one thread waited for a page.
     #[serde(default)]
     pub stall_some_seconds: f64,
-    /// How the stall bound was kept; null when there was none.
-    #[serde(default)]
-    pub stall_bound: Option<StallBoundReport>,
     /// Pages moved.
     pub pages: Pages,
     /// Each tier, fastest first.

@@ -1,11 +1,8 @@
 //! Answer of `status --json`: one running client at one moment.
 
-use std::fmt;
-
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use undercroft_engine::Stats;
-use undercroft_policy::place::Temperatures;
 use undercroft_qos::pressure::Pressure;
 use undercroft_tier::profile::Profile;
 
@@ -67,9 +64,6 @@ pub struct Snapshot {
     pub dram_bytes: u64,
     /// Each tier now, fastest first.
     pub tiers: Vec<TierSnapshot>,
-    /// Temperatures of its slabs; null for placements that keep none.
-    #[serde(default)]
-    pub slabs: Option<Slabs>,
     /// Faults since the start.
     pub faults: Faults,
     /// Distribution since the start; null when there was no fault.
@@ -86,9 +80,6 @@ pub struct Snapshot {
     /// The same as parts of the time, lately.
     #[serde(default)]
     pub pressure: PressureReport,
-    /// How the stall bound is kept; null when there is none.
-    #[serde(default)]
-    pub stall_bound: Option<StallBoundReport>,
     /// How the latency bound is kept; null when there is none.
     #[serde(default)]
     pub latency_bound: Option<BoundReport>,
@@ -169,55 +160,6 @@ impl Snapshot {
             now.some_avg60,
             now.some_avg300,
             (self.stall_some_seconds * 1e6) as u64
-        )
-    }
-}
-
-/// How many slabs of 256 consecutive pages, of those that were ever stored, have which temperature
-/// (RapidSwap §3.2).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct Slabs {
-    /// Used in the last 5 s.
-    pub hot: u64,
-    /// In the last 10 s, or moved one tier down in the last 5 s.
-    pub warm: u64,
-    /// Not for longer.
-    pub cold: u64,
-}
-
-impl Slabs {
-    /// Counts more slabs.
-    pub fn add(&mut self, more: Temperatures) {
-        self.hot += more.hot;
-        self.warm += more.warm;
-        self.cold += more.cold;
-    }
-}
-
-/// How a stall bound is kept.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct StallBoundReport {
-    /// As the user wrote it: `30%`.
-    pub bound: String,
-    /// The part of the time in which some thread waited, since the bound is in force.
-    pub ratio: f64,
-    /// Windows of a second at whose end it was kept.
-    pub windows_kept: u64,
-    /// Windows at whose end it was not kept.
-    pub windows_missed: u64,
-    /// By how much SSD segments are longer than their default; 64 = the most.
-    pub shift: f64,
-}
-
-impl fmt::Display for StallBoundReport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "stall {}: waits {:.1}% of the time; kept in {} of {} windows",
-            self.bound,
-            self.ratio * 100.0,
-            self.windows_kept,
-            self.windows_kept + self.windows_missed
         )
     }
 }

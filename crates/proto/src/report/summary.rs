@@ -70,9 +70,6 @@ fn lines(report: &Report, paint: impl Fn(&'static str) -> &'static str) -> Strin
     if let Some(bound) = &report.latency_bound {
         line("bound", self::bound(bound));
     }
-    if let Some(bound) = &report.stall_bound {
-        line("bound", bound.to_string());
-    }
     if report.pauses.count > 0 {
         line("paused", pauses(report));
     }

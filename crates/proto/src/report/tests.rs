@@ -111,7 +111,6 @@ fn sample() -> Report {
         latency_bound: Some(bound_report()),
         stall_seconds: 1e-3,
         stall_some_seconds: 8e-4,
-        stall_bound: Some(stall_bound()),
         pages: Pages::from(&stats),
         tiers: vec![pool()],
         limit_exceeded: LimitExceeded::default(),
@@ -143,16 +142,6 @@ fn guest() -> GuestMemory {
         locks_ignored: 0,
         handed_over: None,
         access: GuestAccess::Scanned,
-    }
-}
-
-fn stall_bound() -> StallBoundReport {
-    StallBoundReport {
-        bound: "30%".to_owned(),
-        ratio: 0.25,
-        windows_kept: 9,
-        windows_missed: 1,
-        shift: 4.0,
     }
 }
 

@@ -310,8 +310,8 @@ fn address_space_survives_with_one_thread() {
 fn address_space_survives_each_policy_and_prefetcher() {
     let cases = [
         ("active_inactive", "none", "waterfall"),
-        ("clock", "readahead", "waterfall"),
-        ("clock_w", "majority", "waterfall"),
+        ("active_inactive", "readahead", "waterfall"),
+        ("lru", "majority", "waterfall"),
         ("lru", "none", "waterfall"),
         ("auto", "majority", "worth"),
     ];

@@ -248,7 +248,7 @@ fn limit_holds_where_memory_is_writable_and_executable() {
 #[test]
 fn read_only_memory_holds_up_no_other() {
     let _turn = one_at_a_time();
-    for policy in ["lru", "clock"] {
+    for policy in ["lru", "active_inactive"] {
         let folder = tempfile::tempdir().expect("a folder");
         let outcome = Job::new(build("touch"))
             .args(["48", "--rounds", "20", "--read-only", "8"])

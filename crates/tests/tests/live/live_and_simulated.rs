@@ -313,8 +313,8 @@ fn float(value: &Value) -> f64 {
 }
 
 #[test]
-fn clock_faults_as_often_in_the_simulator_and_pages_come_and_leave_in_turn() {
-    recorded_and_replayed("clock", &[]);
+fn lru_faults_as_often_in_the_simulator_and_pages_come_and_leave_in_turn() {
+    recorded_and_replayed("lru", &[]);
 }
 
 /// The policy also weighs how long a page was away. So the pages in memory at the start matter.
@@ -329,7 +329,7 @@ fn policies_with_access_bits_fault_as_often_in_the_simulator() {
     if !undercroft_tests::has_access_bits() {
         return;
     }
-    for policy in ["clock", "lru", "active_inactive"] {
+    for policy in ["lru", "active_inactive"] {
         recorded_and_replayed(policy, &["--access-scan", "20ms"]);
     }
 }
@@ -375,7 +375,7 @@ fn processes_that_share_a_limit_fault_as_often_in_the_simulator() {
         one(24, "random:read:1:60000"),
         one(48, "zipf:write:1:60000")
     );
-    for policy in ["clock", "active_inactive"] {
+    for policy in ["lru", "active_inactive"] {
         let folder = tempfile::tempdir().expect("a scratch folder");
         let job = Job::new("sh").args(["-c", &both]);
         let (live, trace) = recorded_alone(job, folder.path(), policy, LIMIT);
@@ -401,8 +401,8 @@ fn fork_children_fault_as_often_in_the_simulator() {
         ("forks", &["40", "2", "2"], 64),
     );
     for (policy, (program, args, limit), most) in [
-        ("clock", heirs, FORKED_APART_MAX),
-        ("clock", forks, FORKED_APART_MAX),
+        ("lru", heirs, FORKED_APART_MAX),
+        ("lru", forks, FORKED_APART_MAX),
         ("active_inactive", forks, FORKED_APART_MAX),
         ("active_inactive", heirs, f64::INFINITY), // a loop
     ] {

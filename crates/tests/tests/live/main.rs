@@ -42,7 +42,6 @@ mod scale;
 mod servers;
 mod slabs;
 mod soak;
-mod stall;
 mod takeover;
 mod takeover_limit;
 mod tiers;

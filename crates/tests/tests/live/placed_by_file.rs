@@ -79,7 +79,9 @@ fn slabs_move_by_the_temperature_as_a_file() {
     end(run);
 }
 
-/// A buffer that is too small, above a file: as `tiers::groups_leave_a_full_buffer`, by the file.
+/// A buffer that is too small, above a file. While the program stands still, whole groups go down
+/// until an eighth of the buffer is free: no eviction is there to move them. When it goes on, the
+/// groups that it needs come up.
 #[test]
 fn groups_leave_a_full_buffer_and_come_back_by_a_file() {
     turn!(one_at_a_time, "a plain run has no policy");
@@ -125,7 +127,8 @@ fn groups_leave_a_full_buffer_and_come_back_by_a_file() {
     end(run);
 }
 
-/// As `tiers::sequences_go_to_the_disk_and_come_back`, by a file. No other page comes along.
+/// A slow program goes round its memory in one order. Pages whose order was seen twice go to the
+/// slow file together and come back together. No other page comes along.
 #[test]
 fn sequences_go_to_the_disk_and_come_back_together_by_a_file() {
     turn!(one_at_a_time, "a plain run has no policy");

@@ -6,8 +6,7 @@ use crate::access_bits::{HOT_MIB, hot_faults, resting_job};
 use crate::flexswap::{count, policy, text};
 
 /// Pages that are used, and written, at each step stay by the file. Where it hears of no scan they
-/// leave once in each lap of the hand. The rule `clock_w` lets them leave in a live run, because it
-/// hears of no write.
+/// leave once in each lap of the hand.
 #[test]
 fn a_hot_set_stays_in_memory_by_clock_and_clock_w_as_files() {
     if !has_access_bits() {

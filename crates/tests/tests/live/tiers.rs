@@ -1,9 +1,6 @@
 //! Tiers by their kind, under real programs that check every word they read.
 
-use undercroft_tests::{
-    Job, MIB, Outcome, Running, beside_others, build, has_access_bits, plain_only, rounds, skip,
-    turn, undercroft,
-};
+use undercroft_tests::{Job, MIB, Outcome, Running, build, rounds, turn, undercroft};
 
 use crate::takeover::{allowed, kills, start_ready, told, under_kills, wait_for_end};
 
@@ -194,65 +191,6 @@ fn the_oldest_pages_of_a_small_file_go_down_in_the_background() {
     }
 }
 
-fn signal(what: &str, pid: &str) {
-    let mut kill = std::process::Command::new("kill");
-    let sent = kill.args([what, pid]).status().expect("kill runs");
-    assert!(sent.success(), "{what} to {pid}");
-}
-
-/// Two files that both have room. The program stops for long enough to cool, and goes on: slabs
-/// move down and up again, and every byte is kept.
-#[test]
-fn slabs_move_by_their_temperature() {
-    turn!(beside_others, "a plain run has no tiers");
-    let folder = tempfile::tempdir_in("/var/tmp").expect("a scratch folder");
-    let at = |name: &str| folder.path().join(name).display().to_string();
-    let mut run = Job::new(build("touch"))
-        .args(["64", "--rounds", "20"])
-        .limit(24 * MIB)
-        .options(["--placement", "temperature"])
-        .tier(&format!("file:{},size=1G", at("fast")))
-        .tier(&format!("file:{},size=1G", at("slow")))
-        .start();
-    let held = |run: &Running, tier: usize| run.status()?["tiers"][tier]["logical_bytes"].as_u64();
-    run.until("pages in the first file", 60, |run| {
-        (held(run, 0)? > 20 * MIB).then_some(())
-    });
-    let client = run.status().expect("it runs")["client_pid"].to_string();
-    signal("-STOP", &client);
-    let pid = run.pid().to_string();
-    let shown = |words: &[&str]| {
-        let job = Job::new(undercroft()).args(["tiers", "show", &pid]);
-        job.args(words).run().expect(0).text()
-    };
-    assert!(
-        shown(&[]).contains("slabs of 256 pages: "),
-        "{}",
-        shown(&[])
-    );
-    run.until("cold slabs in the second file", 60, |run| {
-        (held(run, 1)? > 20 * MIB).then_some(())
-    });
-    let all: serde_json::Value = serde_json::from_str(&shown(&["--json"])).expect("JSON");
-    let slabs = &all["clients"][0]["slabs"];
-    let [hot, warm, cold] = ["hot", "warm", "cold"].map(|name| slabs[name].as_u64());
-    // All of its pages are older than 10 s; a slab that moved is warm for 5 s. 20 MiB are in 20
-    // slabs at least.
-    assert_eq!(hot, Some(0), "{slabs}");
-    let others = warm.zip(cold).map(|(warm, cold)| warm + cold);
-    assert!(others >= Some(20), "{slabs}");
-    assert_eq!(all["clients"][0]["tiers"][1]["kind"], "file", "{all}");
-    signal("-CONT", &client);
-    let outcome = run.wait().expect(0);
-    println!("{outcome}");
-    let demoted = outcome.number("counters.demoted");
-    assert!(demoted > Some(5_000.0), "{outcome}");
-    assert_eq!(outcome.number("counters.lost"), Some(0.0), "{outcome}");
-    for at in 0..2 {
-        assert_eq!(tier(&outcome, at)["errors"], 0, "{outcome}");
-    }
-}
-
 /// Measurements of a disk by `--measure` are kept, and a run on another file of that disk knows
 /// them.
 #[test]
@@ -307,73 +245,6 @@ fn what_was_measured_is_known_to_later_runs() {
     assert!(outcome.errors.contains("is not used"), "{outcome}");
     run.signal(rustix::process::Signal::TERM);
     run.wait();
-}
-
-/// A slow program goes round its memory in one order. Pages whose order was seen twice go to the
-/// slow file together and come back together, and every byte is kept.
-#[test]
-fn sequences_go_to_the_disk_and_come_back() {
-    let _turn = beside_others();
-    if plain_only() || !has_access_bits() {
-        return skip("needs tiers, and a machine that shows Accessed bits");
-    }
-    let folder = tempfile::tempdir_in("/var/tmp").expect("a scratch folder");
-    let at = |name: &str| folder.path().join(name).display().to_string();
-    let outcome = Job::new(build("touch"))
-        .args(["10", "--rounds", "7", "--pace", "250", "--random-data"])
-        .limit(5 * MIB)
-        .options(["--placement", "locality", "--access-scan", "10ms"])
-        .tier(&format!("file:{},size=1G", at("ssd")))
-        .tier(&format!("file:{},size=1G,shape=hdd-7200", at("disk")))
-        .run()
-        .expect(0);
-    println!("{outcome}");
-    let disk = tier(&outcome, 1);
-    assert_eq!(disk["emulated"], true, "{outcome}");
-    assert!(disk["reads"].as_u64() > Some(200), "{outcome}");
-    assert!(disk["writes"].as_u64() > Some(200), "{outcome}");
-    assert_eq!(outcome.number("counters.lost"), Some(0.0), "{outcome}");
-    for at in 0..2 {
-        assert_eq!(tier(&outcome, at)["errors"], 0, "{outcome}");
-    }
-}
-
-/// A buffer that is too small, above a file. While the program stands still, whole groups go down
-/// until an eighth of the buffer is free: no eviction is there to move them. When it goes on, the
-/// groups that it needs come up. Every byte is kept, and both tiers are used.
-#[test]
-fn groups_leave_a_full_buffer_and_come_back_when_they_are_needed() {
-    turn!(beside_others, "a plain run has no tiers");
-    let folder = tempfile::tempdir_in("/var/tmp").expect("a scratch folder");
-    let at = |name: &str| folder.path().join(name).display().to_string();
-    let mut run = Job::new(build("touch"))
-        .args(["48", "--rounds", "2", "--random-data", "--pace", "30"])
-        .limit(12 * MIB)
-        .options(["--placement", "latency_group", "--prefetch", "none"])
-        .tier(&format!("nvm:{},size=16M", at("buffer")))
-        .tier(&format!("file:{},size=1G", at("zone")))
-        .start();
-    let pages = |run: &Running, tier: usize| run.status()?["tiers"][tier]["logical_bytes"].as_u64();
-    run.until("pages in the file", 60, |run| {
-        (pages(run, 1)? > 8 * MIB).then_some(())
-    });
-    let client = run.status().expect("it runs")["client_pid"].to_string();
-    signal("-STOP", &client);
-    run.until("an eighth of the buffer is free", 60, |run| {
-        (pages(run, 0)? <= 14 * MIB).then_some(())
-    });
-    signal("-CONT", &client);
-    let outcome = run.wait().expect(0);
-    println!("{outcome}");
-    let lifted = outcome.number("counters.lifted").expect("a count");
-    let demoted = outcome.number("counters.demoted").expect("a count");
-    assert!(lifted > 500.0 && demoted > lifted + 500.0, "{outcome}");
-    assert_eq!(outcome.number("counters.lost"), Some(0.0), "{outcome}");
-    for at in 0..2 {
-        let tier = tier(&outcome, at);
-        assert!(tier["reads"].as_u64() > Some(100), "{outcome}");
-        assert_eq!(tier["errors"], 0, "{outcome}");
-    }
 }
 
 /// A tier is emptied while its program goes round its memory and checks every word. It stays empty.

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use undercroft_base::Nanos;
-use undercroft_policy::place::PlacementName;
-use undercroft_qos::{LatencyBound, StallMax};
+use undercroft_qos::LatencyBound;
+use undercroft_sim::place::{Placement, StallMax};
 use undercroft_sim::setup::{self, Cost, FaultTouch, Initial, Memory, SimRoom, SimTier};
 
 /// A bound, or that a client has none.
@@ -82,7 +82,7 @@ pub(crate) struct SimArgs {
     /// Policies that choose the tier of a page (see `run --placement`); several by commas
     /// [default: as recorded if a live run is replayed, otherwise that of `run`]
     #[arg(long, value_name = "NAME,..", value_delimiter = ',')]
-    pub placement: Vec<PlacementName>,
+    pub placement: Vec<Placement>,
 
     /// When pages leave to make room: after (when a page is about to come: memory is used to the
     /// last page) or ahead (as in `run`: a reserve of a 256th is kept free; locality has a 64th)

@@ -1,7 +1,9 @@
 //! The in-built set: generated work in part of its memory, over the devices of RapidSwap §4.1.
 
 use std::convert::Infallible;
+use std::path::Path;
 
+use anyhow::Context;
 use undercroft_base::Nanos;
 use undercroft_references::{Generator, Spec};
 use undercroft_sim::setup::{Cost, Memory, SimRoom};
@@ -9,6 +11,7 @@ use undercroft_sim::sweep::streams_of;
 use undercroft_sim::{MemoryTrace, PageStream, Setup, SimReport, simulate};
 
 use super::{CostTable, Facts};
+use crate::policy_file;
 
 /// Pages of each work, and references to them.
 const PAGES: u64 = 20_000;
@@ -41,6 +44,8 @@ struct Setting {
     reclaim: &'static str,
     prefetch: &'static str,
     placement: &'static str,
+    /// A policy file that decides, too.
+    file: Option<&'static str>,
     room: SimRoom,
 }
 
@@ -51,6 +56,7 @@ const SETTINGS: [Setting; 3] = [
         reclaim: "active_inactive",
         prefetch: "readahead:8",
         placement: "waterfall",
+        file: None,
         room: SimRoom::AfterPlan,
     },
     Setting {
@@ -58,7 +64,8 @@ const SETTINGS: [Setting; 3] = [
         tiers: &["optane-dimm", "optane-ssd"],
         reclaim: "active_inactive",
         prefetch: "majority",
-        placement: "temperature",
+        placement: "waterfall",
+        file: Some("temperature"),
         room: SimRoom::Ahead,
     },
     Setting {
@@ -67,12 +74,18 @@ const SETTINGS: [Setting; 3] = [
         reclaim: "active_inactive",
         prefetch: "majority",
         placement: "worth",
+        file: None,
         room: SimRoom::Ahead,
     },
 ];
 
 impl Setting {
-    fn setup(&self, percent: f64) -> anyhow::Result<Setup> {
+    /// * `folder`: where its policy file is built.
+    fn setup(&self, percent: f64, folder: &Path) -> anyhow::Result<Setup> {
+        let file = self.file.map(|name| policy_file::build(folder, name, &[]));
+        let file = file.transpose()?;
+        let rule = self.reclaim;
+        let reclaim = file.map_or_else(|| rule.to_owned(), |at| format!("{rule}+{}", at.display()));
         let outside = (PAGES * 4096) as f64 * (1.0 - percent / 100.0);
         let first_bytes = (outside * FIRST_ROOM) as u64 + (1 << 20);
         let first = self.tiers.iter().position(|tier| *tier != "ram");
@@ -87,7 +100,7 @@ impl Setting {
         Ok(Setup {
             memory: Memory::Percent(percent),
             tiers: tiers?,
-            reclaim: self.reclaim.to_owned(),
+            reclaim,
             prefetch: self.prefetch.to_owned(),
             placement: self.placement.parse()?,
             room: self.room,
@@ -121,14 +134,15 @@ fn notes(references: u64) -> Vec<String> {
 /// Cost: some seconds of one processor.
 pub fn simulated(small: bool) -> anyhow::Result<CostTable> {
     let references = if small { REFERENCES_SMALL } else { REFERENCES };
+    let folder = tempfile::tempdir().context("make a folder")?;
     let mut facts = Vec::new();
     for (work, pattern) in WORKS {
         let streams = streams_of(&trace(pattern, references)?, 4096)?;
-        let all = run(&streams, &SETTINGS[0].setup(100.0)?)?;
+        let all = run(&streams, &SETTINGS[0].setup(100.0, folder.path())?)?;
         facts.push(facts_of(work, "all in DRAM".to_owned(), &all));
         for percent in MEMORY {
             for setting in &SETTINGS {
-                let report = run(&streams, &setting.setup(percent)?)?;
+                let report = run(&streams, &setting.setup(percent, folder.path())?)?;
                 let name = format!("{percent:.0} %, {}", setting.name);
                 facts.push(facts_of(work, name, &report));
             }
@@ -171,6 +185,9 @@ mod tests {
 
     #[test]
     fn less_memory_costs_less_and_nothing_is_faster_than_all_in_dram() {
+        if !policy_file::can_test() {
+            return;
+        }
         let table = simulated(true).expect("it runs");
         let each = 1 + MEMORY.len() * SETTINGS.len();
         assert_eq!(table.rows.len(), WORKS.len() * each);

@@ -131,7 +131,7 @@ impl SimulatedRun {
             page_bytes: report.setting.page_bytes,
             memory_percent,
             memory_pages: report.memory_pages,
-            reclaim: report.setting.reclaim.clone(),
+            reclaim: without_folder(&report.setting.reclaim),
             prefetch: report.setting.prefetch.clone(),
             tier: report.setting.tiers.join(" > "),
             faults: report.swap_ins,
@@ -140,6 +140,17 @@ impl SimulatedRun {
             elapsed_seconds: report.elapsed_seconds,
             energy_joules: None,
         }
+    }
+}
+
+/// The name of a reclaim policy, and of a file no more than its own: `RULE+FILE.wasm`.
+fn without_folder(reclaim: &str) -> String {
+    let Some((before, file)) = reclaim.rsplit_once('/') else {
+        return reclaim.to_owned();
+    };
+    match before.split_once('+') {
+        Some((rule, _)) => format!("{rule}+{file}"),
+        None => file.to_owned(),
     }
 }
 

@@ -35,7 +35,7 @@ fn rig(directory: &Path, script: &str) -> Undercroft {
         tier: TierChoice::RamThenFile(PathBuf::from("/var/swap")),
         swap: Bytes(1 << 30),
         directory: directory.to_owned(),
-        extra: vec!["--policy".into(), "clock".into()],
+        extra: vec!["--policy".into(), "lru".into()],
         alone: true,
     }
 }
@@ -83,7 +83,7 @@ fn rig_passes_the_command_line_and_reads_the_report() {
         arguments[6].starts_with("file:/var/swap/") && arguments[6].ends_with(",size=1073741824"),
         "{arguments:?}"
     );
-    assert_eq!(arguments[9..], ["--quiet", "--policy", "clock"]);
+    assert_eq!(arguments[9..], ["--quiet", "--policy", "lru"]);
 }
 
 #[test]

@@ -1,8 +1,7 @@
 //! The buffer of a client whose latency bound the last tier cannot keep (NVSwap §III): its clean
 //! pages leave to it, too, and a page that is still in the last tier brings its group.
 //!
-//! A group is 64 neighbouring pages; the paper's are pages that left together. A placement that
-//! moves groups by itself has its own.
+//! A group is 64 neighbouring pages; the paper's are pages that left together.
 
 use undercroft_base::{Nanos, PageNo, PageState, Slot, Stamp, TierId, VirtPage};
 use undercroft_device::Time;
@@ -46,7 +45,6 @@ impl Host {
         }
         if let Some(no) = queued
             && self.uses_buffer(client)
-            && !client.engine.migrations().moves_groups()
         {
             self.fill_buffer(client, no);
         }

@@ -10,13 +10,14 @@ use undercroft_device::Time;
 use undercroft_engine::reclaim::Reclaimer;
 use undercroft_engine::{Config, DemoteItem, Engine, EvictItem, LoadPlan, Room, Stats, VecLedger};
 use undercroft_policy::mrc::{Curve, Tiers};
+use undercroft_policy::place::Place;
 use undercroft_policy::prefetch::Prefetch;
 use undercroft_policy::reclaim::{Reclaim, ReclaimName};
-use undercroft_qos::{StallControl, StallMax};
 
 use crate::bound::belady::{Belady, Future};
 use crate::bound::random::RandomReclaim;
 use crate::page_stream::PageStream;
+use crate::place::{Held, StallControl, StallMax};
 use crate::plugin::Plugin;
 use crate::replay::following::Following;
 use crate::replay::page_outs::new_histogram;
@@ -172,6 +173,8 @@ pub struct Client<'a> {
     pub waits: Option<Vec<Wait>>,
     /// How its time was spent.
     pub spent: Spent,
+    /// HybridSwap's rule, if that decides, or works beside what decides.
+    pub(super) locality: Option<Held>,
     /// Its stall bound, if it has one.
     pub stall: Option<Stall>,
     /// Its counts.
@@ -220,10 +223,18 @@ fn reclaim_of(setup: &Setup, stream: &PageStream, seed: u64) -> Result<WithFutur
             let future = Arc::new(Future::new(&stream.references, stream.numbers));
             Ok((Box::new(Belady::new(future.clone())), Some(future)))
         }
-        name => match undercroft_policy::reclaim::by_name(name) {
-            Ok(policy) => Ok((policy, None)),
-            Err(error) => Err(SetupError::option("--reclaim", name, error.to_string(), "")),
+        name => match crate::reclaim::by_name(name) {
+            Some(policy) => Ok((policy, None)),
+            None => Err(setup::no_reclaim(name)),
         },
+    }
+}
+
+/// The policy of places, and HybridSwap's rule if that is at work.
+fn place_of(setup: &Setup) -> (Box<dyn Place>, Option<Held>) {
+    match setup.kernel_swap {
+        Some(kernel) => kernel.make(),
+        None => setup.placement.make(),
     }
 }
 
@@ -277,11 +288,8 @@ impl<'a> Client<'a> {
         let config = config_of(setup, frames);
         let chunks = stream.numbers as usize / CHUNK_PAGES as usize;
         let mut engine = Engine::new(VecLedger::new(chunks), reclaim, prefetch, config);
-        let place = match setup.kernel_swap {
-            Some(kernel) => kernel.make(),
-            None => setup.placement.make(),
-        };
-        let part = place.shown(0).reserve_part;
+        let (place, locality) = place_of(setup);
+        let part = place.shown().reserve_part;
         engine.set_place(place);
         let space = add_pages(&mut engine, stream);
         let plugin = match setup::file_of(&setup.reclaim) {
@@ -324,12 +332,14 @@ impl<'a> Client<'a> {
             latency: new_histogram(),
             waits: setup.waits.then(Vec::new),
             spent: Spent::default(),
+            locality,
             stall: None,
             seen: Seen::default(),
             before: Stats::default(),
             following: name
                 .filter(|_| setup.curve)
-                .map(|name| Following::new(&name, &setup.placement, frames, setup.room, part)),
+                .zip(setup.placement.of_runs())
+                .map(|(name, place)| Following::new(&name, place, frames, setup.room, part)),
             future,
         })
     }
@@ -464,7 +474,9 @@ impl<'a> Client<'a> {
     /// Gives it a stall bound. Before time begins.
     pub(super) fn bound_stall(&mut self, bound: StallMax) {
         let control = StallControl::new(bound);
-        self.engine.migrations().set_shift(control.asked());
+        if let Some(rule) = &self.locality {
+            rule.set_shift(control.asked());
+        }
         self.stall = Some(Stall {
             control,
             began: Time::default(),
@@ -485,10 +497,12 @@ impl<'a> Client<'a> {
         let passed = self.clock.seconds() - stall.began.seconds();
         let referenced = self.spent.reference.seconds() - stall.referenced.seconds();
         let lately = (1.0 - referenced / passed).max(0.0);
-        let all = self.engine.books().placement(0).shift_of_all;
+        let all = self.locality.as_ref().and_then(Held::shift_of_all);
         let shift = stall.control.end_window(ratio, lately, all);
         (stall.began, stall.referenced) = (self.clock, self.spent.reference);
-        self.engine.migrations().set_shift(shift);
+        if let Some(rule) = &self.locality {
+            rule.set_shift(shift);
+        }
     }
 
     /// Keeps the wait at a reference, if waits are kept. * `from`: the reference, and the time

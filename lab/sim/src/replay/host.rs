@@ -6,7 +6,7 @@ use undercroft_base::{
     VirtPage,
 };
 use undercroft_device::{Attach, Time, profiles};
-use undercroft_engine::reclaim::{Ended, GROUPS_ASKED, MOVES_A_SECOND, Now, Pace, Step};
+use undercroft_engine::reclaim::{Ended, MOVES_A_SECOND, Now, Pace, Step};
 use undercroft_engine::{
     DemoteItem, EvictItem, Fault, FaultAnswer, Install, LoadItem, Mover, Outcome, Taken,
 };
@@ -38,7 +38,6 @@ pub(super) struct Host {
     /// Threads to wake. No thread waits in a simulation, but the engine names some.
     pub wake: Vec<(SpaceId, VirtPage)>,
     demotions: Vec<DemoteItem>,
-    group: Vec<PageNo>,
     /// Of moves in the background, as in a live run.
     pace: Pace,
     requests: Vec<Request>,
@@ -59,7 +58,6 @@ impl Host {
             freed: Vec::new(),
             wake: Vec::new(),
             demotions: Vec::new(),
-            group: Vec::new(),
             pace: Pace::new(MOVE_SAVED),
             requests: Vec::new(),
             has_pool: setup
@@ -619,35 +617,20 @@ impl Host {
 
     /// Selects what is to move next in the background.
     fn select_beside(&mut self, client: &mut Client<'_>) {
+        let now = client.now();
         let items = &mut client.beside.items;
         let mut migrations = client.engine.migrations();
         if let Some(migration) = migrations.wanted(Mover::Background) {
             let pages = (migration.pages.0 as usize).min(MOVED_AT_ONCE);
             migrations.select(migration.from, pages, items);
             client.beside.to = migration.to;
-        } else {
-            self.select_group(client);
+        } else if let Some(rule) = &client.locality {
+            rule.tell_time(now);
         }
         if client.beside.items.is_empty() {
             self.select_wished(client);
         }
         client.beside.items.reverse();
-    }
-
-    /// Selects the next group that has pages to move.
-    fn select_group(&mut self, client: &mut Client<'_>) {
-        for _ in 0..GROUPS_ASKED {
-            let now = client.now();
-            let mut migrations = client.engine.migrations();
-            let items = &mut client.beside.items;
-            let Some(asked) = migrations.next_group(now, &mut self.group, items) else {
-                return;
-            };
-            client.beside.to = asked.to;
-            if !client.beside.items.is_empty() {
-                return;
-            }
-        }
     }
 
     /// Gives the engine the state of every tier.

@@ -478,26 +478,6 @@ impl World {
         self.start_move(items, migration.to)
     }
 
-    /// Starts to move the next group. False if there is none with pages to move.
-    pub fn start_group(&mut self) -> bool {
-        self.update_pool();
-        let (mut pages, mut items) = (Vec::new(), Vec::new());
-        let mut migrations = self.engine.migrations();
-        let Some(asked) = migrations.next_group(self.clock, &mut pages, &mut items) else {
-            return false;
-        };
-        let rises = migrations.is_above(asked.to, asked.from);
-        let starts = self.start_move(items, asked.to);
-        if starts {
-            self.saw(if rises {
-                "group: goes up"
-            } else {
-                "group: goes down"
-            });
-        }
-        starts
-    }
-
     /// Starts to move some copies inside their tier, as a file does whose space is scattered. False
     /// if there is none.
     fn start_gather(&mut self) -> bool {
@@ -556,7 +536,6 @@ impl World {
             }
             let next = self.next_migration();
             return next.is_some_and(|next| self.start_demotion(next))
-                || self.start_group()
                 || self.start_wished_move()
                 || (!calm && self.start_gather());
         };

@@ -58,7 +58,7 @@ impl Recipe {
         }
         let mut setup = StormSetup::of_seed(0);
         setup.tiers.clear();
-        (setup.links, setup.groups, setup.beside) = (false, false, false);
+        (setup.links, setup.beside) = (false, false);
         (setup.kernel_swap, setup.plugin) = (false, false);
         let (mut steps, mut seeded) = (None, false);
         for (at, line) in lines {

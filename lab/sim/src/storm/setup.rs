@@ -4,8 +4,10 @@ use std::fmt::{self, Display, Write};
 
 use undercroft_base::{Bytes, PageSize, TierFacts, TierId};
 use undercroft_model::tier::{CLUSTER, DEVICE, MAPPED, POOL};
-use undercroft_policy::{prefetch, reclaim};
+use undercroft_policy::prefetch;
 use undercroft_seeded::Random;
+
+use crate::reclaim;
 
 /// Everything that is fixed before the first step. The seed decides the rest.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,8 +38,6 @@ pub struct StormSetup {
     pub program_threads: usize,
     /// The placement links pages at random, to be loaded together.
     pub links: bool,
-    /// The placement moves groups of pages up and down: `latency_group`. If it does not link pages.
-    pub groups: bool,
     /// Random neighbours come along where the prefetch policy wants no window.
     pub beside: bool,
     /// The kernel swaps pages out that are in memory by the books.
@@ -197,7 +197,6 @@ impl StormSetup {
                 FullAction::Stay
             },
             links: false,
-            groups: false,
             beside: false,
             kernel_swap: false,
             plugin: false,
@@ -214,13 +213,15 @@ impl StormSetup {
         {
             (last.facts, last.reads) = (&CLUSTER, false);
         }
-        setup.groups = !setup.links && random.chance(1, 2);
         setup.disturb(&mut random);
         setup
     }
 
     /// Draws what disturbs the manager, the size of pages, and which files pack.
     fn disturb(&mut self, random: &mut Random) {
+        if !self.links {
+            random.bits(); // that was drawn for older seeds
+        }
         self.beside = random.chance(1, 3);
         self.kernel_swap = random.chance(1, 3);
         add_large(self, random);
@@ -273,7 +274,6 @@ impl StormSetup {
             tiers.for_each(|tier| (tier.reads, tier.packs) = (false, false));
         });
         push(&|s| s.links = false);
-        push(&|s| s.groups = false);
         push(&|s| s.beside = false);
         push(&|s| s.kernel_swap = false);
         push(&|s| s.plugin = false);
@@ -318,7 +318,7 @@ impl StormSetup {
         };
         match key {
             "seed" => self.seed = number()?,
-            "reclaim" => self.reclaim = named(reclaim::NAMES)?,
+            "reclaim" => self.reclaim = named(&reclaim::NAMES)?,
             "prefetch" => self.prefetch = named(prefetch::NAMES)?,
             "limit_pages" => self.limit_pages = bounded(1..=1 << 20)?,
             "tier" => self.tiers.push(tier(value)?),
@@ -326,7 +326,6 @@ impl StormSetup {
             "layout" => self.layout = bounded(0..=1000)?,
             "failures" => self.failures = named(&["yes", "no"])? == "yes",
             "links" => self.links = named(&["yes", "no"])? == "yes",
-            "groups" => self.groups = named(&["yes", "no"])? == "yes",
             "beside" => self.beside = named(&["yes", "no"])? == "yes",
             "large" => self.large = named(&["yes", "no"])? == "yes",
             "plugin" => self.plugin = named(&["yes", "no"])? == "yes",
@@ -484,9 +483,6 @@ impl Display for StormSetup {
         writeln!(out, "program_threads = {}", self.program_threads)?;
         if self.links {
             writeln!(out, "links = yes")?;
-        }
-        if self.groups {
-            writeln!(out, "groups = yes")?;
         }
         if self.beside {
             writeln!(out, "beside = yes")?;

@@ -1,11 +1,9 @@
 //! A placement that links pages at random: what the engine must bear of one that links the wrong
 //! pages, or pages that are long gone.
 
-use undercroft_base::PageNo;
+use undercroft_base::{Bytes, PageNo};
 use undercroft_policy::place::waterfall::Waterfall;
-use undercroft_policy::place::{
-    Ask, BATCH_PAGES, Event, Migration, Place, Shown, TierOrder, TierState,
-};
+use undercroft_policy::place::{BATCH_PAGES, Event, Migration, Place, Shown, TierOrder, TierState};
 use undercroft_seeded::Random;
 
 /// Pages that are remembered.
@@ -31,8 +29,8 @@ impl Place for Tangle {
         TierOrder::downwards(tiers.len())
     }
 
-    fn next_move(&mut self, ask: Ask<'_>, tiers: &[TierState]) -> Option<Migration> {
-        Waterfall.next_move(ask, tiers)
+    fn next_move(&mut self, dram: Bytes, tiers: &[TierState]) -> Option<Migration> {
+        Waterfall.next_move(dram, tiers)
     }
 
     fn together(&mut self, _: PageNo, out: &mut Vec<PageNo>) {
@@ -59,7 +57,7 @@ impl Place for Tangle {
         }
     }
 
-    fn shown(&self, _: usize) -> Shown {
+    fn shown(&self) -> Shown {
         Shown {
             links_pages: true,
             ..Shown::default()

@@ -1,6 +1,6 @@
 //! Places of pages, and moves of copies, that a plugin wishes.
 
-use undercroft_engine::{BatchIndex, Placing};
+use undercroft_engine::{BatchIndex, Placing, WishedMove};
 use undercroft_policy::place::TierOrder;
 
 use super::meddler::Plugin;
@@ -34,12 +34,14 @@ impl World {
             .plugin
             .as_mut()
             .map_or_else(Vec::new, Plugin::take_moves);
-        if wishes.is_empty() {
-            return false;
-        }
+        !wishes.is_empty() && self.start_moves(&wishes)
+    }
+
+    /// Starts to move what is wished. False if it is nowhere.
+    pub fn start_moves(&mut self, wishes: &[WishedMove]) -> bool {
         let mut items = Vec::new();
         let mut migrations = self.engine.migrations();
-        let Some((_, to)) = migrations.select_wished(&wishes, &mut items) else {
+        let Some((_, to)) = migrations.select_wished(wishes, &mut items) else {
             self.saw("a plugin's move: nothing");
             return false;
         };

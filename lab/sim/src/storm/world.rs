@@ -532,26 +532,26 @@ pub(super) fn config_of(setup: &StormSetup) -> Config {
 /// The policies of a setup, which holds names that are known.
 pub(super) mod policies {
     use undercroft_engine::{Engine, Ledger};
-    use undercroft_policy::papers::latency_group::LatencyGroup;
-    use undercroft_policy::{prefetch, reclaim};
+    use undercroft_policy::prefetch;
+    use undercroft_policy::reclaim::Reclaim;
+
+    use crate::reclaim;
 
     use super::super::beside::Beside;
     use super::super::tangle::Tangle;
     use super::StormSetup;
 
-    pub(crate) fn reclaim(setup: &StormSetup) -> Box<dyn reclaim::Reclaim> {
+    pub(crate) fn reclaim(setup: &StormSetup) -> Box<dyn Reclaim> {
         reclaim::by_name(setup.reclaim).expect("a policy of the list")
     }
 
-    /// Has the engine load pages together, or move them in groups, if the setup says so.
+    /// Has the engine load pages together, if the setup says so.
     pub(crate) fn link<L>(setup: &StormSetup, engine: &mut Engine<L>)
     where
         L: Ledger,
     {
         if setup.links {
             engine.set_place(Box::new(Tangle::new(setup.seed)));
-        } else if setup.groups {
-            engine.set_place(Box::new(LatencyGroup::default()));
         }
     }
 

@@ -10,7 +10,7 @@
 //! select N, take, store, publish    the eviction path, whole batch
 //! reclaim N                all four;  leave A = until A has left
 //! demote, demote-load, demote-end, no-demote   moves the oldest page from tier 0 to tier 1
-//! group, no-group          moves the next group, as `latency_group` says; then as `demote`
+//! lift A..B                moves pages from tier 1 to tier 0, as a file wishes; then as `demote`
 //! drain                    closes tier 0 and empties it
 //! remove, unmap A..B, remap A..B to C, keep A..B to C (DONTUNMAP), fork, exit, spawn
 //!                          with their events (and zap)
@@ -24,6 +24,7 @@
 #![allow(clippy::unwrap_used, reason = "everything here is a test helper")]
 
 use undercroft_base::{PageCount, PageNo, PageSize, PageState, TierId, VirtPage, VirtRange};
+use undercroft_engine::WishedMove;
 use undercroft_model::FailRates;
 use undercroft_model::tier::DEVICE;
 use undercroft_policy::place::Migration;
@@ -51,7 +52,6 @@ fn world(options: &str) -> World {
         kills: 0,
         when_full: FullAction::Stay,
         links: false,
-        groups: false,
         beside: false,
         kernel_swap: false,
         plugin: false,
@@ -76,7 +76,6 @@ fn world(options: &str) -> World {
             Some(("limit", pages)) => setup.limit_pages = pages.parse().unwrap(),
             Some(("prefetch", _)) => setup.prefetch = "readahead",
             Some(("ledger", chunks)) => setup.ledger_chunks = chunks.parse().unwrap(),
-            None if option == "groups" => setup.groups = true,
             _ => assert!(["retain", "reads"].contains(&option), "{option}"),
         }
     }
@@ -248,8 +247,17 @@ fn manager_step(world: &mut World, proc: usize, words: &[&str]) -> bool {
         }
         "demote" => assert!(world.start_demotion(DOWN)),
         "no-demote" => assert!(!world.start_demotion(DOWN)),
-        "group" => assert!(world.start_group()),
-        "no-group" => assert!(!world.start_group()),
+        "lift" => {
+            let pages = range(words[1]);
+            let lift = WishedMove {
+                space: world.procs[proc].space,
+                page: pages.start,
+                pages: pages.count().0,
+                from: TierId(1),
+                to: TierId(0),
+            };
+            assert!(world.start_moves(&[lift]));
+        }
         "drain" => {
             world.begin_drain(TierId(0));
             while world.drain_some(TierId(0), PageNo(0)) {
@@ -620,27 +628,17 @@ fn a_drain_leaves_nothing_in_its_tier() {
     );
 }
 
-/// The first tier has room for 96 pages, so it is short of room at 80. The group of the first 64
-/// goes down, and the rest of it comes up again when a page of it was needed. A page that is
-/// touched while it has copies in both tiers is resident, and neither copy is left.
+/// A page that is touched while it has copies in both tiers is resident, and neither copy is left.
 #[test]
-fn a_group_goes_down_and_up_and_a_fault_that_meets_it_wins() {
-    for options in ["groups first=96", "groups first=96 reads"] {
+fn pages_that_a_file_lifts_go_up_and_a_fault_that_meets_one_wins() {
+    for options in ["", "reads"] {
         check(
             options,
-            "write 0..130; reclaim 60; no-group; reclaim 20; group; demote-load; demote-load; \
-             write 63; demote-end; tell 63; tell 0; slots 0; slots 1; no-group; \
-             read 5; group; demote-load; demote-load; write 62; demote-end; \
-             tell 62; tell 0; slots 0; slots 1; lost",
-            "resident; stored 1; slots 16; slots 63; resident; stored 0; slots 77; slots 0; lost 0",
+            "write 0..64; reclaim 2; demote; demote-end; demote; demote-end; tell 0; slots 0; slots 1; \
+             lift 0..2; demote-load; write 1; demote-end; tell 1; tell 0; slots 0; slots 1; lost",
+            "stored 1; slots 0; slots 2; resident; stored 0; slots 1; slots 0; lost 0",
         );
     }
-    check(
-        "groups first=96 retain",
-        "write 0..130; reclaim 60; reclaim 20; group; demote-end; slots 0; read 5; group; demote-end; tell 0; \
-         drain; tell 0; slots 0; read 1; no-group; read 0..130; lost",
-        "slots 16; stored 0; stored 1; slots 0; lost 0",
-    );
 }
 
 #[test]

@@ -2,12 +2,11 @@
 //! an error.
 
 use undercroft_base::BASE_PAGE_BYTES;
-use undercroft_policy::reclaim;
 use undercroft_seeded::Random;
 use undercroft_sim::memory_trace::{Becomes, Moved};
 use undercroft_sim::setup::{Initial, Memory, Setup, SimRoom};
 use undercroft_sim::sweep::streams_of;
-use undercroft_sim::{MemoryTrace, bound, simulate};
+use undercroft_sim::{MemoryTrace, bound, reclaim, simulate};
 
 /// Traces tried, and threads that try them.
 const TRACES: u64 = 15_000;
@@ -129,7 +128,7 @@ fn is_replayed(seed: u64) {
     let setup = Setup {
         memory: Memory::Pages(pages),
         page_bytes: [4096, 4096, 4096, 512, 16384, 2 << 20][random.below(6) as usize],
-        reclaim: one_of(&mut random, &[reclaim::NAMES, &bound::NAMES].concat()),
+        reclaim: one_of(&mut random, &[&reclaim::NAMES[..], &bound::NAMES].concat()),
         prefetch: one_of(&mut random, &["none", "majority"]),
         room: [SimRoom::AfterPlan, SimRoom::Ahead][random.below(2) as usize],
         tiers: tiers

@@ -5,7 +5,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use undercroft_base::{Bytes, PageKey, PageSize, Slot, SpaceId, TierId, VirtPage, VirtRange};
-use undercroft_policy::papers;
+use undercroft_policy::reclaim;
 
 use undercroft_engine::{
     Config, Engine, FlatLedger, Found, HeldPage, Here, LedgerError, Outcome, Recovered, Room,
@@ -90,7 +90,7 @@ fn recover<M: AsRef<[AtomicU64]> + Send>(
     let mut hostile = Hostile { bytes, next: 0 };
     let (mut engine, _) = Engine::recover(
         ledger,
-        Box::new(papers::clock::Clock::new()),
+        Box::new(reclaim::lru::Lru::new()),
         None,
         config,
         &SPACES.map(|space| (space, PageSize::Base)),

@@ -13,6 +13,7 @@ use undercroft_base::Bytes;
 
 use super::redis_server::installed;
 use super::{Lab, or_skip, progress, retrying, skip};
+use crate::policy_file;
 use crate::results::{Better, Results, Sample, Target};
 use crate::rig::{Attempt, CommandLine, Plain, Rig, attempt, calibrate_with, script};
 use list::PROGRAMS;
@@ -43,6 +44,9 @@ pub(crate) fn run(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
             format!("{TIMES_MAX} times the time without a limit, at least {PATIENCE:?}"),
         ),
     ]);
+    if let Some(why) = policy_file::lacks() {
+        skip(results, &format!("programs, clock and clock_w: {why}"));
+    }
     let shares: &[u64] = lab.pick(&SHARES[1..2], &SHARES);
     let only = &lab.options.only;
     let wanted = |name: &str| only.is_empty() || only.iter().any(|part| name.contains(part));
@@ -128,7 +132,7 @@ fn one_program(
             continue;
         }
         for round in 0..rounds {
-            for rig in &rigs(lab, Bytes(peak.0 * 3 + (64 << 20))) {
+            for rig in &rigs(lab, Bytes(peak.0 * 3 + (64 << 20)))? {
                 progress(&format!(
                     "programs: {case}, round {} of {rounds}, {}",
                     round + 1,

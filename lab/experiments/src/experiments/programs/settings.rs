@@ -5,6 +5,7 @@ use anyhow::ensure;
 use undercroft_base::Bytes;
 
 use crate::experiments::Lab;
+use crate::policy_file;
 use crate::rig::{Rig, SwapFile, TierChoice, Undercroft, Zram};
 
 /// The default settings: those with which all others are compared.
@@ -25,12 +26,14 @@ struct Fixed {
     name: &'static str,
     tiers: Tiers,
     arguments: &'static [&'static str],
+    /// A policy file.
+    file: Option<&'static str>,
 }
 
 const FIXED: [Fixed; 9] = [
     policy("undercroft-lru", &["--policy", "lru"]),
-    policy("undercroft-clock", &["--policy", "clock"]),
-    policy("undercroft-clock_w", &["--policy", "clock_w"]),
+    by_file("undercroft-clock", "clock"),
+    by_file("undercroft-clock_w", "clock_w"),
     policy(
         "undercroft-active_inactive",
         &["--policy", "active_inactive"],
@@ -47,6 +50,14 @@ const fn policy(name: &'static str, arguments: &'static [&'static str]) -> Fixed
         name,
         tiers: Tiers::RamThenFile,
         arguments,
+        file: None,
+    }
+}
+
+const fn by_file(name: &'static str, file: &'static str) -> Fixed {
+    Fixed {
+        file: Some(file),
+        ..policy(name, &[])
     }
 }
 
@@ -55,6 +66,7 @@ const fn file(name: &'static str, arguments: &'static [&'static str]) -> Fixed {
         name,
         tiers: Tiers::File,
         arguments,
+        file: None,
     }
 }
 
@@ -63,6 +75,7 @@ const fn share(name: &'static str, percent: u64) -> Fixed {
         name,
         tiers: Tiers::RamShare(percent),
         arguments: &["--placement", "waterfall"],
+        file: None,
     }
 }
 
@@ -84,14 +97,25 @@ pub(super) fn check(wanted: &[String]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The rigs that take turns.
+/// The rigs that take turns. Those with policy files are among them if such can be built here.
 /// * `swap`: size of swap areas and file tiers; nothing outgrows it.
-pub(super) fn rigs(lab: &Lab, swap: Bytes) -> Vec<Box<dyn Rig>> {
+pub(super) fn rigs(lab: &Lab, swap: Bytes) -> anyhow::Result<Vec<Box<dyn Rig>>> {
+    let wanted = &lab.options.settings;
+    let is_wanted = |name: &str| wanted.is_empty() || wanted.iter().any(|of| of == name);
+    let has_compiler = policy_file::lacks().is_none();
     let directory = lab.swap_directory();
     let default = lab.undercroft(TierChoice::RamThenFile(directory.clone()), swap);
     let mut rigs: Vec<Box<dyn Rig>> = default.into_iter().collect();
     if let Some(binary) = &lab.options.undercroft_binary {
-        rigs.extend(FIXED.iter().map(|fixed| {
+        for fixed in FIXED.iter().filter(|fixed| is_wanted(fixed.name)) {
+            let policy = match fixed.file {
+                Some(name) if has_compiler => {
+                    let file = policy_file::build(&lab.options.out, name, &[])?;
+                    vec!["--policy".to_owned(), file.display().to_string()]
+                }
+                Some(_) => continue,
+                None => Vec::new(),
+            };
             let tier = match fixed.tiers {
                 Tiers::RamThenFile => TierChoice::RamThenFile(directory.clone()),
                 Tiers::RamShare(percent) => {
@@ -101,20 +125,19 @@ pub(super) fn rigs(lab: &Lab, swap: Bytes) -> Vec<Box<dyn Rig>> {
             };
             let given = lab.options.undercroft_arguments.iter().cloned();
             let own = fixed.arguments.iter().map(ToString::to_string);
-            Box::new(Undercroft {
+            rigs.push(Box::new(Undercroft {
                 binary: binary.clone(),
                 name: Some(fixed.name),
                 tier,
                 swap,
                 directory: lab.options.out.clone(),
-                extra: given.chain(own).collect(),
+                extra: given.chain(own).chain(policy).collect(),
                 alone: true,
-            }) as Box<dyn Rig>
-        }));
+            }));
+        }
     }
     rigs.push(Box::new(SwapFile { swap, directory }));
     rigs.push(Box::new(Zram { swap }));
-    let wanted = &lab.options.settings;
-    rigs.retain(|rig| wanted.is_empty() || wanted.iter().any(|name| name == rig.name()));
-    rigs
+    rigs.retain(|rig| is_wanted(rig.name()));
+    Ok(rigs)
 }

@@ -58,25 +58,22 @@ impl Scheme {
                 vec![format!("optane-dimm{write}{size}"), "optane-ssd".to_owned()],
             ),
         };
-        let file = case.file.as_ref().filter(|_| self == Scheme::Rapid);
-        let placement = if self == Scheme::Rapid && file.is_none() {
-            "temperature"
-        } else {
-            "waterfall"
+        let reclaim = match self {
+            Scheme::Rapid => format!("active_inactive+{}", case.file),
+            _ => "active_inactive".to_owned(),
         };
-        let reclaim = "active_inactive";
         let tiers: Result<Vec<_>, _> = tiers.iter().map(|tier| tier.parse()).collect();
         Ok(Setup {
             memory: Memory::Pages(memory as u64),
             tiers: tiers?,
-            reclaim: file.map_or_else(|| reclaim.to_owned(), |file| format!("{reclaim}+{file}")),
+            reclaim,
             prefetch: if self == Scheme::Kernel {
                 "readahead:8"
             } else {
                 "none"
             }
             .to_owned(),
-            placement: placement.parse()?,
+            placement: "waterfall".parse()?,
             kernel_swap: kernel,
             room: if ahead {
                 SimRoom::Ahead
@@ -99,8 +96,8 @@ pub(super) struct Case {
     pub(super) reference: Nanos,
     /// Local memory, percent of the footprint.
     pub(super) percents: Vec<f64>,
-    /// The policy file in the place of RapidSwap's rule; `None`: the rule itself.
-    pub(super) file: Option<String>,
+    /// RapidSwap's policy file.
+    pub(super) file: String,
 }
 
 /// Results of one run.

@@ -5,8 +5,8 @@
 //! arrival.
 
 use undercroft_base::PageNo;
-use undercroft_policy_core::reclaim::lists::{List, PageLists};
-use undercroft_policy_core::reclaim::{Arrival, Reclaim, Shown, Verdict};
+use undercroft_policy::reclaim::lists::{List, PageLists};
+use undercroft_policy::reclaim::{Arrival, Reclaim, Shown, Verdict};
 
 /// Every page except those in `SKIPPED`, with the hand in front.
 pub(super) const RING: List = List::A;
@@ -18,15 +18,8 @@ const USED: u8 = 1;
 
 /// A ring of pages and a hand.
 #[derive(Default)]
-pub struct Clock {
+pub(super) struct Clock {
     lists: PageLists,
-}
-
-impl Clock {
-    /// Empty.
-    pub fn new() -> Clock {
-        Clock::default()
-    }
 }
 
 /// Turns the hand of `RING` as [`Reclaim::select`] says. `again`: takes a page's mark. It returns
@@ -95,7 +88,7 @@ mod tests {
 
     #[test]
     fn hand_passes_a_used_page_once_and_new_pages_go_behind_it() {
-        let mut clock = Clock::new();
+        let mut clock = Clock::default();
         for page in 0..3 {
             clock.insert(PageNo(page), Arrival::FirstTouch);
         }

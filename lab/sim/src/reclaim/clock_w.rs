@@ -7,8 +7,8 @@
 //! touches it is FIFO, as CLOCK is.
 
 use undercroft_base::PageNo;
-use undercroft_policy_core::reclaim::lists::PageLists;
-use undercroft_policy_core::reclaim::{Arrival, Reclaim, Shown, Verdict};
+use undercroft_policy::reclaim::lists::PageLists;
+use undercroft_policy::reclaim::{Arrival, Reclaim, Shown, Verdict};
 
 use super::clock::{RING, turn};
 
@@ -19,15 +19,8 @@ const REMEMBERED: u8 = 2;
 
 /// The ring of CLOCK, driven by writes.
 #[derive(Default)]
-pub struct ClockW {
+pub(super) struct ClockW {
     lists: PageLists,
-}
-
-impl ClockW {
-    /// Empty.
-    pub fn new() -> ClockW {
-        ClockW::default()
-    }
 }
 
 impl Reclaim for ClockW {
@@ -67,7 +60,7 @@ mod tests {
 
     #[test]
     fn hand_passes_a_written_page_once_and_remembers_the_write() {
-        let mut clock = ClockW::new();
+        let mut clock = ClockW::default();
         for page in 0..3 {
             clock.insert(PageNo(page), Arrival::FirstTouch);
         }

@@ -18,13 +18,14 @@
 //! page is mapped at once, and its time is when a scan of Accessed bits first finds it used. Pages
 //! without history go to the SSD by themselves; in the paper they take the whole sequence along. A
 //! batch is of one client, so there is nothing to group. The control of §4.4 is in
-//! `undercroft-qos` (`stall_bound.rs`).
+//! `stall_bound.rs`.
 
 use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use undercroft_base::{Nanos, PageNo, TierId};
-use undercroft_policy_core::place::{
-    Ask, BATCH_PAGES, Event, LatencyClass, Leaving, Loaded, Migration, Place, Shown, TierOrder,
+use undercroft_base::{Bytes, Nanos, PageNo, TierId};
+use undercroft_policy::place::{
+    BATCH_PAGES, Event, LatencyClass, Leaving, Loaded, Migration, Place, Shown, TierOrder,
     TierState, waterfall,
 };
 
@@ -66,7 +67,7 @@ struct Sequence {
 
 /// Access tables (§4.2), and the sequences on the devices.
 #[derive(Debug)]
-pub struct Locality {
+struct Locality {
     pages: Vec<Page>,
     /// Pages that came in and were used so far.
     clock: u32,
@@ -222,6 +223,11 @@ impl Locality {
         }
     }
 
+    /// The least shift at which all pages go to the SSD, as far as it knows by now.
+    fn shift_of_all(&self) -> Option<f64> {
+        (self.hides > 0.0).then(|| BATCH_PAGES as f64 / self.hides)
+    }
+
     /// Brings the mean time between two pages that come in up to date.
     fn told(&mut self, now: Nanos) {
         let (then, clock) = self.told;
@@ -230,6 +236,58 @@ impl Locality {
             mean(&mut self.compute, (now.0 - then.0) as f64 / f64::from(came));
             self.told = (now, self.clock);
         }
+    }
+}
+
+/// The rule, in the hands of an engine and of its replay.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Held(Arc<Mutex<Locality>>);
+
+impl Held {
+    fn rule(&self) -> MutexGuard<'_, Locality> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells it the time since the run began. Told when there is time to move pages.
+    pub(crate) fn tell_time(&self, now: Nanos) {
+        self.rule().told(now);
+    }
+
+    /// Has pages go to the SSD: this many times as many of those that it would divide; 1 = no more,
+    /// infinity = all.
+    pub(crate) fn set_shift(&self, shift: f64) {
+        self.rule().shift = shift;
+    }
+
+    /// See [`Locality::shift_of_all`].
+    pub(crate) fn shift_of_all(&self) -> Option<f64> {
+        self.rule().shift_of_all()
+    }
+}
+
+impl Place for Held {
+    fn order(&mut self, no: PageNo, tiers: &[TierState]) -> TierOrder {
+        self.rule().order(no, tiers)
+    }
+
+    fn loaded(&mut self, page: Loaded<'_>) -> bool {
+        self.rule().loaded(page)
+    }
+
+    fn next_move(&mut self, dram: Bytes, tiers: &[TierState]) -> Option<Migration> {
+        self.rule().next_move(dram, tiers)
+    }
+
+    fn together(&mut self, no: PageNo, out: &mut Vec<PageNo>) {
+        self.rule().together(no, out);
+    }
+
+    fn heard(&mut self, event: Event<'_>) {
+        self.rule().heard(event);
+    }
+
+    fn shown(&self) -> Shown {
+        self.rule().shown()
     }
 }
 
@@ -259,12 +317,7 @@ impl Place for Locality {
     }
 
     /// As `waterfall`, out of memory. What is on the SSD stays there: its order of use is unknown.
-    /// Groups do not move, but it needs the time.
-    fn next_move(&mut self, ask: Ask<'_>, tiers: &[TierState]) -> Option<Migration> {
-        if let Ask::Group(now, _) = ask {
-            self.told(now);
-            return None;
-        }
+    fn next_move(&mut self, _: Bytes, tiers: &[TierState]) -> Option<Migration> {
         let asked = waterfall::relieves(tiers)?;
         (tiers[usize::from(asked.from.0)].latency != LatencyClass::Device).then_some(asked)
     }
@@ -280,16 +333,13 @@ impl Place for Locality {
         match event {
             Event::FirstUsed(no) => self.comes(no),
             Event::Leaving(pages, tiers) => self.leaving(pages, tiers),
-            Event::Shift(shift) => self.shift = shift,
         }
     }
 
-    fn shown(&self, _: usize) -> Shown {
+    fn shown(&self) -> Shown {
         Shown {
-            moves_groups: true,
             links_pages: true,
             reserve_part: 64, // a sequence is of pages that leave together
-            shift_of_all: (self.hides > 0.0).then(|| BATCH_PAGES as f64 / self.hides),
             ..Shown::default()
         }
     }
@@ -298,7 +348,6 @@ impl Place for Locality {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use undercroft_base::Bytes;
 
     fn tier(latency: LatencyClass, load_ns: u64) -> TierState {
         TierState {
@@ -412,7 +461,7 @@ mod tests {
         let shifted = |compute: f64, shift: f64| {
             let mut place = after(&pages, &pages);
             place.compute = compute;
-            place.heard(Event::Shift(shift));
+            place.shift = shift;
             on_disk(&mut place, &pages, false)
         };
         assert_eq!(shifted(1e6, 2.0), pages[20..]);
@@ -425,11 +474,11 @@ mod tests {
     fn the_shift_of_all_is_that_of_a_sequence_as_long_as_a_batch() {
         let pages: Vec<u32> = (0..40).collect();
         let mut place = after(&pages, &pages);
-        assert_eq!(place.shown(0).shift_of_all, None, "no sequence has left");
+        assert_eq!(place.shift_of_all(), None, "no sequence has left");
         place.compute = 1e6;
-        place.heard(Event::Shift(f64::INFINITY));
+        place.shift = f64::INFINITY;
         on_disk(&mut place, &pages, false);
-        assert_eq!(place.shown(0).shift_of_all, Some(6.4));
+        assert_eq!(place.shift_of_all(), Some(6.4));
     }
 
     #[test]
