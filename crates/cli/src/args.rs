@@ -22,6 +22,7 @@ use crate::plugin::bench;
 use crate::set::{self, Change};
 use crate::show::StatusForm;
 use crate::values::{self, Latency, MemoryMax};
+use crate::view::ViewArgs;
 
 const STYLES: Styles = Styles::styled()
     .header(AnsiColor::Green.on_default().bold())
@@ -54,6 +55,8 @@ pub(crate) enum Command {
     /// Run a virtual machine within a memory limit, or serve those that others restore
     #[command(mut_arg("command", |arg| arg.required(false).required_unless_present("socket")))]
     Vm(Box<VmArgs>),
+    /// Start a program that maps the memory of a running virtual machine, too
+    View(ViewArgs),
     /// Run a real store at a quarter of its memory, verify every value, and compare
     Demo(DemoArgs),
     /// Check what this machine allows, and name the fix for what is missing

@@ -28,6 +28,7 @@ mod tiers_shown;
 mod top;
 mod upgrade;
 mod values;
+mod view;
 mod vm;
 
 use std::io::Write;
@@ -119,6 +120,7 @@ fn dispatch(command: Command) -> Result<ExitCode, Failure> {
             let log = args.run.log.into();
             vm::options(*args).map_or_else(|failure| refuse(failure, log), live::run)
         }
+        Command::View(args) => view::view(&args),
         Command::Status(args) => {
             let runs = live::snapshots_of(args.others.all)?;
             show::status(&runs, args.run.as_ref(), args.form())

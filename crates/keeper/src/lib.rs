@@ -48,6 +48,7 @@ pub mod status;
 mod stub;
 mod succession;
 pub mod upgrade;
+pub mod view;
 mod voice;
 pub mod wanted;
 

@@ -80,6 +80,17 @@ unsafe fn handshake(socket: isize, kind: u32, nonce: u64) -> bool {
 /// The descriptors that come with the manager's answer, each -1 if it is missing. `None`: it is no
 /// answer, or it refuses; no descriptor is left open then.
 pub(crate) fn receive_answer(socket: isize) -> Option<[i32; 2]> {
+    match receive_code(socket)? {
+        (0, descriptors) => Some(descriptors),
+        (_, descriptors) => {
+            close_all(descriptors);
+            None
+        }
+    }
+}
+
+/// The manager's answer: its `refused`, and what comes along. `None`: it is no answer.
+pub(crate) fn receive_code(socket: isize) -> Option<(u32, [i32; 2])> {
     let mut answer = Answer {
         magic: 0,
         refused: 1,
@@ -88,8 +99,8 @@ pub(crate) fn receive_answer(socket: isize) -> Option<[i32; 2]> {
     let descriptors = unsafe { receive(socket, &mut answer) }?;
     // SAFETY: a live local; volatile because the kernel wrote it behind the compiler's back.
     let answer = unsafe { core::ptr::read_volatile(&answer) };
-    if answer.magic == MAGIC && answer.refused == 0 {
-        return Some(descriptors);
+    if answer.magic == MAGIC {
+        return Some((answer.refused, descriptors));
     }
     close_all(descriptors);
     None

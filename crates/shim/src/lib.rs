@@ -32,6 +32,7 @@ mod raw;
 mod socket;
 mod stand_in;
 mod threads;
+mod view;
 
 #[cfg(shared_object)]
 use core::arch::asm;
@@ -138,11 +139,18 @@ extern "C" fn init(_argc: i32, _argv: *const *const u8, envp: *const *const u8) 
         return;
     }
     exec::look_up();
+    // SAFETY: as above.
+    unsafe { view::look_up(envp) };
     if interpreted::by_valgrind() {
         return;
     }
     // SAFETY: the process has one thread, and no agent yet.
     let joined = unsafe { join(KIND_START, 0) };
+    match command_page() {
+        Some(page) if joined => view::begin(page),
+        _ if view::is_view() => view::refuse(),
+        _ => {}
+    }
     if joined && is_glibc {
         let (before, after) = (Some(before_fork as _), Some(after_fork as _));
         // SAFETY: the C library's own; the functions are of the kind that it calls.

@@ -8,7 +8,8 @@
 
 use core::mem::size_of;
 
-use crate::raw::{EFAULT, PAGE, call3, call6, fail, nr};
+use crate::raw::{EFAULT, EINVAL, PAGE, call3, call6, close, fail, nr};
+use crate::view;
 
 pub(crate) const MAYMOVE: usize = 1;
 pub(crate) const FIXED: usize = 2;
@@ -62,6 +63,9 @@ unsafe extern "C" fn mremap(
     target: usize,
 ) -> isize {
     let flags = flags as u32 as usize;
+    if view::has_machine() && is_machine(old) {
+        return fail(EINVAL);
+    }
     for _ in 0..TRIES {
         // SAFETY: the program's own call, passed on.
         let result = unsafe { call6(nr::MREMAP, old, old_bytes, new_bytes, flags, target, 0) };
@@ -139,44 +143,63 @@ pub(crate) fn whole(bytes: usize) -> Option<usize> {
 /// private anonymous memory with the same permissions.
 fn pieces(old: usize, bytes: usize) -> Option<([usize; PIECES_MAX], usize)> {
     let end = old.checked_add(bytes)?;
-    // SAFETY: a path that lives for ever; O_RDONLY | O_CLOEXEC.
-    let file = unsafe { call3(nr::OPEN, c"/proc/self/maps".as_ptr() as usize, 0o2000000, 0) };
-    if file < 0 {
-        return None;
-    }
+    let file = open_maps()?;
     let (mut ends, mut count, mut at) = ([0; PIECES_MAX], 0, old);
     let mut permissions = None;
     while at < end && count < PIECES_MAX {
-        let mut query = Query {
-            size: size_of::<Query>() as u64,
-            flags: 0,
-            address: at as u64,
-            start: 0,
-            end: 0,
-            vma_flags: 0,
-            page_size: 0,
-            offset: 0,
-            inode: 0,
-            device: [0; 2],
-            sizes: [0; 2],
-            addresses: [0; 2],
+        let Some(query) = mapping_at(file, at) else {
+            break;
         };
-        let query_at = core::ptr::from_mut(&mut query) as usize;
-        // SAFETY: `query` is live and of the size the request names.
-        let asked = unsafe { call3(nr::IOCTL, file as usize, PROCMAP_QUERY, query_at) };
-        // SAFETY: live; volatile because the kernel wrote behind the compiler's back.
-        let query = unsafe { core::ptr::read_volatile(&query) };
         let is = query.vma_flags & PERMISSIONS;
-        if asked < 0 || query.inode != 0 || is & 8 != 0 || *permissions.get_or_insert(is) != is {
+        if query.inode != 0 || is & 8 != 0 || *permissions.get_or_insert(is) != is {
             break;
         }
         at = query.end as usize;
         ends[count] = at.min(end);
         count += 1;
     }
-    // SAFETY: our own descriptor.
-    unsafe { call3(nr::CLOSE, file as usize, 0, 0) };
+    close(file);
     (at >= end).then_some((ends, count))
+}
+
+/// The mappings of this process.
+fn open_maps() -> Option<usize> {
+    // SAFETY: a path that lives for ever; O_RDONLY | O_CLOEXEC.
+    let file = unsafe { call3(nr::OPEN, c"/proc/self/maps".as_ptr() as usize, 0o2000000, 0) };
+    usize::try_from(file).ok()
+}
+
+/// The mapping at an address. `None`: there is none, or the kernel cannot be asked.
+fn mapping_at(maps: usize, address: usize) -> Option<Query> {
+    let mut query = Query {
+        size: size_of::<Query>() as u64,
+        flags: 0,
+        address: address as u64,
+        start: 0,
+        end: 0,
+        vma_flags: 0,
+        page_size: 0,
+        offset: 0,
+        inode: 0,
+        device: [0; 2],
+        sizes: [0; 2],
+        addresses: [0; 2],
+    };
+    let query_at = core::ptr::from_mut(&mut query) as usize;
+    // SAFETY: `query` is live and of the size the request names.
+    let asked = unsafe { call3(nr::IOCTL, maps, PROCMAP_QUERY, query_at) };
+    // SAFETY: live; volatile because the kernel wrote behind the compiler's back.
+    (asked >= 0).then(|| unsafe { core::ptr::read_volatile(&query) })
+}
+
+/// Whether memory of the run's machine is mapped at an address.
+fn is_machine(address: usize) -> bool {
+    let Some(maps) = open_maps() else {
+        return false;
+    };
+    let mapping = mapping_at(maps, address);
+    close(maps);
+    mapping.is_some_and(|of| view::is_machine_of(of.inode, of.device))
 }
 
 impl Pieces {

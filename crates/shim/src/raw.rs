@@ -7,6 +7,7 @@ pub(crate) const STACK: usize = 4 * PAGE;
 
 pub(crate) mod nr {
     pub(crate) const READ: usize = 0;
+    pub(crate) const WRITE: usize = 1;
     pub(crate) const OPEN: usize = 2;
     pub(crate) const CLOSE: usize = 3;
     pub(crate) const FSTAT: usize = 5;
@@ -65,6 +66,7 @@ pub(crate) mod advice {
     pub(crate) const DONTNEED: usize = 4;
     pub(crate) const REMOVE: usize = 9;
     pub(crate) const DONTFORK: usize = 10;
+    pub(crate) const DOFORK: usize = 11;
     pub(crate) const NOHUGEPAGE: usize = 15;
     pub(crate) const WIPEONFORK: usize = 18;
     pub(crate) const POPULATE_WRITE: usize = 23;
@@ -75,6 +77,7 @@ pub(crate) const EINTR: isize = -4;
 pub(crate) const EBADF: isize = -9;
 pub(crate) const EAGAIN: isize = -11;
 pub(crate) const ENOMEM: isize = -12;
+pub(crate) const EACCES: isize = -13;
 pub(crate) const EFAULT: isize = -14;
 pub(crate) const EBUSY: isize = -16;
 pub(crate) const EEXIST: isize = -17;

@@ -1,6 +1,8 @@
 //! The shim's messages as the manager takes them: bytes from a client, parsed once.
 
-use crate::protocol::{self as wire, KIND_FORK, KIND_GIVE_WAY, KIND_START, MAGIC, STAGING_PAGES};
+use crate::protocol::{
+    self as wire, KIND_FORK, KIND_GIVE_WAY, KIND_JOIN, KIND_START, KIND_VIEW, MAGIC, STAGING_PAGES,
+};
 
 /// The first message of a shim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,17 +87,64 @@ impl GiveWay {
 
     /// `None` for anything but a well-formed message with sane addresses.
     pub fn parse(bytes: &[u8]) -> Option<GiveWay> {
-        let (head, start, end) = (word(bytes, 0)?, word(bytes, 1)?, word(bytes, 2)?);
-        let known = head == u64::from(MAGIC) | u64::from(KIND_GIVE_WAY) << 32;
-        let aligned = start.is_multiple_of(BASE_PAGE_BYTES) && end.is_multiple_of(BASE_PAGE_BYTES);
-        let shaped = bytes.len() == GiveWay::BYTES && aligned && start < end && end < 1 << 56;
-        (known && shaped).then_some(GiveWay { start, end })
+        let (start, end) = range(bytes, KIND_GIVE_WAY)?;
+        Some(GiveWay { start, end })
     }
 }
 
+/// A range where the program maps memory of its machine; page-aligned and not empty.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct View {
+    /// First address.
+    pub start: u64,
+    /// End.
+    pub end: u64,
+}
+
+impl View {
+    /// `None` for anything but a well-formed message with sane addresses.
+    pub fn parse(bytes: &[u8]) -> Option<View> {
+        let (start, end) = range(bytes, KIND_VIEW)?;
+        Some(View { start, end })
+    }
+}
+
+/// The range of a message that has nothing else.
+fn range(bytes: &[u8], kind: u32) -> Option<(u64, u64)> {
+    let (head, start, end) = (word(bytes, 0)?, word(bytes, 1)?, word(bytes, 2)?);
+    let known = head == u64::from(MAGIC) | u64::from(kind) << 32;
+    let aligned = start.is_multiple_of(BASE_PAGE_BYTES) && end.is_multiple_of(BASE_PAGE_BYTES);
+    let shaped = bytes.len() == GiveWay::BYTES && aligned && start < end && end < 1 << 56;
+    (known && shaped).then_some((start, end))
+}
+
+/// The message of a process that wants to map the memory of a machine.
+pub const JOIN: [u8; Hello::BYTES] = {
+    let head = (MAGIC as u64 | (KIND_JOIN as u64) << 32).to_ne_bytes();
+    let mut bytes = [0; Hello::BYTES];
+    let mut at = 0;
+    while at < head.len() {
+        bytes[at] = head[at];
+        at += 1;
+    }
+    bytes
+};
+
 /// The bytes of an answer: Welcome and Go.
 pub fn answer(refused: bool) -> [u8; 8] {
+    answer_with(u32::from(refused))
+}
+
+/// The same with a value of [`wire::Answer::refused`].
+pub fn answer_with(refused: u32) -> [u8; 8] {
     (u64::from(MAGIC) | u64::from(refused) << 32).to_ne_bytes()
+}
+
+/// That value of an answer. `None`: it is none.
+pub fn refused(bytes: &[u8]) -> Option<u32> {
+    let head = word(bytes, 0)?;
+    (bytes.len() == size_of::<wire::Answer>() && head as u32 == MAGIC)
+        .then_some((head >> 32) as u32)
 }
 
 /// Checks what must hold of every accepted message: it says what its bytes say, its addresses lie
@@ -104,15 +153,22 @@ pub fn answer(refused: bool) -> [u8; 8] {
 #[cfg(any(test, fuzzing))]
 pub fn check(bytes: &[u8]) -> bool {
     let (hello, ready) = (Hello::parse(bytes), Ready::parse(bytes));
-    let asked = GiveWay::parse(bytes);
-    let all = [hello.is_some(), ready.is_some(), asked.is_some()];
+    let (asked, view) = (GiveWay::parse(bytes), View::parse(bytes));
+    let all = [
+        hello.is_some(),
+        ready.is_some(),
+        asked.is_some(),
+        view.is_some(),
+        bytes == JOIN,
+    ];
     assert!(
         all.iter().filter(|is| **is).count() < 2,
         "two messages at once"
     );
-    if let Some(asked) = asked {
+    let asked = asked.map(|of| (of.start, of.end));
+    for (start, end) in asked.into_iter().chain(view.map(|of| (of.start, of.end))) {
         assert_eq!(bytes.len(), GiveWay::BYTES);
-        assert!(asked.start < asked.end && asked.end < 1 << 56);
+        assert!(start < end && end < 1 << 56);
     }
     if let Some(hello) = hello {
         assert_eq!(bytes.len(), Hello::BYTES);
@@ -141,7 +197,7 @@ mod tests {
         let mut taken = 0;
         for _ in 0..200_000 {
             let mut bytes = [0u8; 40];
-            let head = u64::from(MAGIC) | (dice() % 4) << 32;
+            let head = u64::from(MAGIC) | (dice() % 5) << 32;
             let base = (dice() >> 7) & !4095;
             let end = base + (dice() % 200) * 4096 + (dice() % 2) * (dice() % 8);
             let words = [head, base, end, (dice() >> 7) & !4095, dice()];
@@ -153,6 +209,17 @@ mod tests {
             }
         }
         assert!(taken > 50_000, "{taken} prove nothing");
+    }
+
+    #[test]
+    fn an_answer_has_its_code_and_nothing_else_is_one() {
+        for code in [0, 1, wire::NO_MACHINE_YET] {
+            assert_eq!(refused(&answer_with(code)), Some(code));
+        }
+        assert_eq!(refused(&[]), None);
+        assert_eq!(refused(&[0; 8]), None);
+        assert_eq!(refused(&JOIN), None);
+        assert!(check(&JOIN));
     }
 
     #[test]

@@ -55,6 +55,35 @@ pub const KIND_FORK: u32 = 1;
 /// A process that is managed asks for a range to be given up.
 pub const KIND_GIVE_WAY: u32 = 2;
 
+/// A process that is managed maps memory of the run's machine.
+pub const KIND_VIEW: u32 = 3;
+
+/// A process of the same user wants to map it, and asks for its descriptor. A message as [`Hello`].
+pub const KIND_JOIN: u32 = 4;
+
+/// Another value of [`Answer::refused`]. To [`KIND_VIEW`]: the range is not registered, because the
+/// process is the machine's monitor, or none is known yet; nothing has left the memory then. To
+/// [`KIND_JOIN`]: no process has mapped it yet.
+pub const NO_MACHINE_YET: u32 = 2;
+
+/// Environment variable of processes that may map the memory only as views of a machine.
+pub const VIEW_VARIABLE: &str = "UNDERCROFT_VIEW";
+
+/// Asks the manager to register what the program maps of a machine's memory, before the program can
+/// touch it. The only message of its connection. The range is mapped without access meanwhile.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct View {
+    /// [`MAGIC`].
+    pub magic: u32,
+    /// [`KIND_VIEW`].
+    pub kind: u32,
+    /// First address.
+    pub start: u64,
+    /// End.
+    pub end: u64,
+}
+
 /// Asks the manager to give a range up, because the program registers it with a userfaultfd of its
 /// own. The only message of its connection. The manager's [`Answer`] comes when the range has all
 /// its pages in memory and is registered no more, or `refused`.
@@ -90,7 +119,7 @@ pub struct Hello {
 pub struct Answer {
     /// [`MAGIC`].
     pub magic: u32,
-    /// 0, or the program stays unmanaged.
+    /// 0, or the program stays unmanaged. Other values: [`NO_MACHINE_YET`].
     pub refused: u32,
 }
 
@@ -218,6 +247,9 @@ pub struct CommandPage {
     pub given: [AtomicU64; 2],
     /// The guest memory: device and inode, where it is mapped, and its bytes.
     pub guest: [AtomicU64; 4],
+    /// The memory of the run's machine: device and inode; 0: the run has none. Written before the
+    /// program begins.
+    pub machine: [AtomicU64; 2],
 }
 
 const _: () = assert!(size_of::<CommandPage>() <= 4096, "it is mapped as one page");

@@ -433,6 +433,7 @@ mod tests {
             locked_bytes: 0,
             locks_ignored: 0,
             handed_over: None,
+            views: 0,
             access: GuestAccess::Scanned,
         });
         for width in [60, 120] {

@@ -396,6 +396,7 @@ impl Control {
             self.begin(&processes);
         }
         self.look_for_guest(&processes);
+        self.end_orphans();
         let now = self.shared.elapsed().as_nanos() as u64;
         self.shared.cpu_plan.pin.expire(now);
         let everything = self

@@ -73,7 +73,7 @@ impl Mark {
             .collect()
     }
 
-    fn is_on(&self, pid: u32, text: &mut String) -> bool {
+    pub(crate) fn is_on(&self, pid: u32, text: &mut String) -> bool {
         let mapped = procfs::read_maps(pid, text).is_ok() && self.runs(text);
         let variable = self.variable.as_bytes();
         mapped

@@ -7,18 +7,19 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use undercroft_base::{Bytes, PageCount, PageSize, SpaceId, VirtPage, VirtRange};
-use undercroft_engine::{EVERYTHING, LedgerFull};
+use undercroft_engine::EVERYTHING;
 use undercroft_proto::legacy::{Fds, Flag, Heir, Number, Row};
 use undercroft_proto::report::GuestMemory;
 use undercroft_sys::huge_pages::HugePages;
 use undercroft_sys::object::MemoryObject;
-use undercroft_sys::uffd::{RegisterMode, Uffd, UffdError};
+use undercroft_sys::uffd::{RegisterMode, Uffd};
 use undercroft_sys::{process, procfs};
 
 use super::Control;
 use super::given_back::GivenBack;
 use super::handed;
 use super::told;
+use super::view::{self, Unfit};
 use crate::signals::Doom;
 use crate::space::discover;
 use crate::space::foreign;
@@ -26,6 +27,7 @@ use crate::space::guest::Guest;
 use crate::space::parts::{CHUNKS, next_parts};
 use crate::space::process::Process;
 use crate::space::shared::Shared;
+use crate::space::views::View;
 use crate::sync::lock;
 
 /// How long a monitor may take to map the memory whole, and to keep it from its children.
@@ -35,37 +37,6 @@ const SETTING_UP: Duration = Duration::from_secs(2);
 /// may meet a change half-way, so a second one follows after [`CHANGES`].
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 const CHANGES: Duration = Duration::from_millis(100);
-
-/// Why the memory of a virtual machine cannot be managed.
-#[derive(Debug, thiserror::Error)]
-enum Unfit {
-    #[error(
-        "process {0} has not mapped all of it in one piece and once; it has to be mapped from its \
-         first byte to its last, with MAP_SHARED"
-    )]
-    Parts(u32),
-    #[error(
-        "children of process {0} would inherit it, and read zeros where pages are away; the process \
-         has to call madvise(MADV_DONTFORK) for it"
-    )]
-    Inherited(u32),
-    #[error("processes {0} and {1} map it, and only one may")]
-    Shared(u32, u32),
-    #[error("process {0} has mapped it at another place since")]
-    Moved(u32),
-    #[error("the process that had mapped it has ended, and process {0} maps it again")]
-    Again(u32),
-    #[error("process {0} maps it, and is not managed itself")]
-    Stray(u32),
-    #[error("the kernel refuses to register it: {0}")]
-    Register(#[from] UffdError),
-    #[error("{0}")]
-    NoNumber(#[from] LedgerFull),
-    #[error("its mappings cannot be read: {0}")]
-    Unreadable(#[from] std::io::Error),
-    #[error("no thread can hear what is given back of it: {0}")]
-    Unheard(std::io::Error),
-}
 
 /// The guest memory of the run: the control thread looks for it.
 #[derive(Default)]
@@ -79,6 +50,8 @@ pub(super) struct GuestWatch {
     /// Its state when its process ended.
     last: Option<GuestMemory>,
     given_back: GivenBack,
+    /// Processes that had views of it when it ended, and when that was.
+    pub(super) orphans: Vec<(Arc<Process>, Instant)>,
 }
 
 impl GuestWatch {
@@ -93,6 +66,25 @@ impl GuestWatch {
             process,
             ..GuestWatch::default()
         })
+    }
+
+    /// Its state, if it is managed now.
+    pub(super) fn managed(&self) -> Option<&Arc<Process>> {
+        let process = self.process.as_ref();
+        process.filter(|of| !of.gone.load(Ordering::Relaxed))
+    }
+
+    /// Whether a page could not be protected in a view.
+    pub(super) fn doubts_views(&self) -> bool {
+        let hosted = self.managed().and_then(|of| of.hosted.as_ref());
+        hosted.is_some_and(|hosted| hosted.guest.doubts_views())
+    }
+
+    /// The address space of `process` is gone. True if it had views.
+    pub(super) fn forget_views(&self, process: &Process) -> bool {
+        let hosted = self.process.as_ref().and_then(|of| of.hosted.as_ref());
+        let is_its = |view: &View| view.space == process.space;
+        hosted.is_some_and(|hosted| hosted.guest.forget_views(is_its))
     }
 
     /// Pages of it that the books do not have yet.
@@ -133,6 +125,8 @@ impl GuestWatch {
             huge_pages_short: (object.page_size() == PageSize::Large)
                 .then(|| shared.gauges.pool_short.load(Ordering::Relaxed)),
             handed_over: None,
+            views: (self.managed().and_then(|of| of.hosted.as_ref()))
+                .map_or(0, |hosted| hosted.guest.views().len() as u64),
             access: *lock(&shared.gauges.scans.guest),
         })
     }
@@ -140,8 +134,13 @@ impl GuestWatch {
     /// `process` has ended, and its books are about to be forgotten. Returns the guest memory that
     /// ends with it.
     pub(super) fn ends(&mut self, shared: &Shared, process: &Process) -> Option<Arc<Process>> {
-        if process.hosted.is_some() {
+        if let Some(hosted) = &process.hosted {
             self.last = self.now(shared);
+            let views = hosted.guest.views().into_iter();
+            let processes = views.filter_map(|view| shared.processes.get(view.space));
+            let orphans = processes.map(|process| (process, Instant::now()));
+            self.orphans.extend(orphans);
+            hosted.guest.forget_views(|_| true);
         }
         let of = self.process.as_ref()?;
         (of.space != process.space && of.host().space == process.space).then(|| of.clone())
@@ -191,26 +190,30 @@ impl Control {
         let Some(object) = self.shared.guest.clone() else {
             return;
         };
-        let known = self.guest.process.clone();
-        let known = known.filter(|known| !known.gone.load(Ordering::Relaxed));
+        let known = self.guest.managed().cloned();
         if let Some(known) = &known
             && self.guest.given_back.look(&self.shared, known)
         {
             self.check_soon();
         }
         let looked = self.guest.looked.map_or(Duration::MAX, |at| at.elapsed());
-        if known.is_some() && self.guest.unfit.is_none() && looked < LOOK_AGAIN {
+        let doubts = self.guest.unfit.is_some() || self.guest.doubts_views();
+        if known.is_some() && !doubts && looked < LOOK_AGAIN {
             return;
         }
         self.guest.looked = Some(Instant::now());
         self.look_at_pool();
         let patience = if known.is_some() { CHANGES } else { SETTING_UP };
-        let found = self.find_guest(&object, processes, known.is_some());
+        let found = self.find_guest(&object, processes, known.as_ref());
         let managed = found.and_then(|found| match (found, known) {
-            (Some((host, base)), None) => self.manage_guest(object, host, base).map(Some),
+            (Some((host, base)), None) => {
+                let guest = self.manage_guest(object, host, base, processes);
+                guest.map(Some)
+            }
             (Some((host, base)), Some(known)) if !is_at(&known, &host, base) => {
                 Err(Unfit::Moved(host.pid().unwrap_or(0)))
             }
+            (_, Some(known)) => view::look(&self.shared, &known, processes).map(|()| None),
             _ => Ok(None),
         });
         match managed {
@@ -227,16 +230,16 @@ impl Control {
     }
 
     /// The process that maps it, and where.
-    /// * `managed`: it is managed already. Then only the mappings of the program's own processes
-    ///   are read.
+    /// * `known`: it is managed already. Then only its monitor is asked after.
     ///
     /// Errors: a process maps it, and it cannot be managed there.
     fn find_guest(
         &mut self,
         object: &MemoryObject,
         processes: &[Arc<Process>],
-        managed: bool,
+        known: Option<&Arc<Process>>,
     ) -> Result<Option<(Arc<Process>, VirtPage)>, Unfit> {
+        let managed = known.is_some();
         let text = &mut self.checks.maps;
         let mut mapped_by = |pid: u32| -> Vec<_> {
             // One that cannot be read has ended, or is none of ours.
@@ -245,7 +248,10 @@ impl Control {
                 Err(_) => Vec::new(),
             }
         };
-        let hosts = processes.iter().filter(|of| of.has_running_identity());
+        let monitor = known.map(|known| known.host().space);
+        let may_be = |of: &&Arc<Process>| monitor.is_none_or(|space| of.space == space);
+        let hosts = processes.iter().filter(may_be);
+        let hosts = hosts.filter(|of| of.has_running_identity());
         let mut hosts = hosts.filter_map(|of| Some((of, of.pid()?)));
         let Some((host, pid, found)) = hosts.find_map(|(host, pid)| {
             let found = mapped_by(pid);
@@ -266,15 +272,18 @@ impl Control {
         if !managed && found.iter().any(inherits) {
             return Err(Unfit::Inherited(pid));
         }
+        if managed {
+            return Ok(Some((host.clone(), base)));
+        }
+        // Those of the run become views.
+        let of_run = processes.iter().filter(|of| of.has_agent());
+        let of_run: Vec<u32> = of_run.filter_map(|of| of.pid()).collect();
         let is_other = |other: &u32| {
+            let shares = |of: &u32| process::share_memory(*of, *other).unwrap_or(false);
             let maps = *other != pid && !mapped_by(*other).is_empty();
-            maps && !process::share_memory(pid, *other).unwrap_or(false)
+            maps && !of_run.contains(other) && !of_run.iter().any(shares)
         };
-        let others = if managed {
-            processes.iter().filter_map(|of| of.pid()).collect()
-        } else {
-            procfs::processes()?
-        };
+        let others = procfs::processes()?;
         match others.into_iter().find(is_other) {
             Some(other) => Err(Unfit::Shared(pid, other)),
             None => Ok(Some((host.clone(), base))),
@@ -287,6 +296,7 @@ impl Control {
         object: Arc<MemoryObject>,
         host: Arc<Process>,
         base: VirtPage,
+        processes: &[Arc<Process>],
     ) -> Result<Arc<Process>, Unfit> {
         let shared = &self.shared;
         let agent = host.agent.get();
@@ -313,6 +323,7 @@ impl Control {
         shared.books.engine().layout().attached(space, whole);
         process.row.commit(space, None, space);
         shared.add_process(&process);
+        view::adopt(shared, &process, processes);
         each_run(&process, |run| {
             discover::add_present(&shared.books, &process, &[], run.start, &[run], &[]);
         });
@@ -348,7 +359,9 @@ pub(super) fn revive(
     let base = VirtPage(heir.number(Number::VIEW));
     let guest = Guest::new(shared.guest.clone()?, uffd, base).ok()?;
     let guest = guest.with_locks(shared.locks.clone());
-    Some(Arc::new(Process::of_guest(heir.space, guest, host, row)))
+    let process = Arc::new(Process::of_guest(heir.space, guest, host, row));
+    view::find_again(shared, &process);
+    Some(process)
 }
 
 /// Brings the books up to date with guest memory: pages that are there are resident. A load had

@@ -32,6 +32,7 @@ use undercroft_wire::protocol::{KIND_FORK, STAGING_PAGES};
 use super::Control;
 use super::doors::Event;
 use super::reaper::{ANCESTORS_MAX, reaps};
+use super::view::is_of_view;
 use crate::gauges::scale::is_out_of_descriptors;
 use crate::space::agent::{Agent, Proof, ProofError};
 use crate::space::anonymous::Anonymous;
@@ -135,6 +136,8 @@ struct Greeting {
     pid: u32,
     /// Whether it is in a pid namespace below ours.
     is_below: bool,
+    /// Whether it is no process of the program, and may ask for the memory of its machine.
+    is_outside: bool,
     pidfd: PidFd,
     /// Its first message, and the command page that it was given.
     hello: Option<(Hello, SharedMemory)>,
@@ -211,7 +214,7 @@ impl Control {
             let open = self.greetings.open.iter();
             open.filter(|greeting| greeting.uid == uid).count()
         };
-        let Some((uid, numbers, pidfd)) = self.who_is(&socket) else {
+        let Some((uid, numbers, pidfd, is_outside)) = self.who_is(&socket) else {
             return self.greetings.stranger();
         };
         if of_one(uid) >= GREETINGS_OF_ONE {
@@ -226,25 +229,34 @@ impl Control {
             uid,
             pid: numbers[0],
             is_below: numbers.len() > 1,
+            is_outside,
             pidfd,
             hello: None,
             until: Instant::now() + HANDSHAKE,
         });
     }
 
-    /// The peer's user, numbers (see [`PidFd::numbers`]) and pidfd. `None` unless it descends from
-    /// the keeper and has its user. If the keeper is root, the peer may have any user, because root
-    /// can become any.
-    fn who_is(&self, socket: &OwnedFd) -> Option<(u32, Vec<u32>, PidFd)> {
+    /// The peer's user, numbers (see [`PidFd::numbers`]) and pidfd, and whether it is outside the
+    /// run. `None` unless it descends from the keeper and has its user. If the keeper is root, the
+    /// peer may have any user, because root can become any.
+    ///
+    /// A run with a machine has views, too: processes of the keeper's user, and no other, that run
+    /// this run's shim. And others of that user, which are outside, may ask how to become one.
+    fn who_is(&self, socket: &OwnedFd) -> Option<(u32, Vec<u32>, PidFd, bool)> {
         let own = rustix::process::getuid();
         let peer = fdpass::peer(socket).ok()?;
-        if peer.uid != own.as_raw() && !own.is_root() {
+        let is_own = peer.uid == own.as_raw();
+        if !is_own && !own.is_root() {
             return None;
         }
         let numbers = peer.pidfd.numbers().ok()?;
+        let pid = *numbers.first()?;
         // While the peer lives, its number and its ancestors are its own.
-        let descends = self.is_descendant(*numbers.first()?) && !peer.pidfd.has_exited();
-        descends.then_some((peer.uid, numbers, peer.pidfd))
+        let descends = self.is_descendant(pid);
+        let may_view = !descends && is_own && self.shared.guest.is_some();
+        let is_view = may_view && self.mark.is_on(pid, &mut String::new());
+        let known = (descends || may_view) && !peer.pidfd.has_exited();
+        known.then_some((peer.uid, numbers, peer.pidfd, may_view && !is_view))
     }
 
     /// Goes on with the handshakes that have a message, and drops those that are late.
@@ -303,6 +315,11 @@ impl Control {
             fdpass::send(greeting.socket.as_fd(), &said, &[])?;
             return Ok(true);
         }
+        if greeting.hello.is_none() && (greeting.is_outside || is_of_view(&bytes[..got])) {
+            let who = (greeting.uid, (!greeting.is_outside).then_some(greeting.pid));
+            self.hear_of_view(&greeting.socket, who, &bytes[..got])?;
+            return Ok(true);
+        }
         let asked = GiveWay::parse(&bytes[..got]);
         match (greeting.hello.take(), asked) {
             (None, Some(asked)) => {
@@ -312,6 +329,9 @@ impl Control {
             (None, None) => {
                 let hello = Hello::parse(&bytes[..got]).ok_or(Unmanaged::UnknownShim)?;
                 let page = SharedMemory::create_sealed(COMMAND_PAGE, BASE_PAGE_BYTES)?;
+                if let Some(guest) = &self.shared.guest {
+                    Commands::say_machine(&page, guest.id());
+                }
                 let given = [self.greetings.device.as_fd(), page.as_fd()];
                 fdpass::send(greeting.socket.as_fd(), &answer(false), &given)?;
                 greeting.hello = Some((hello, page));
@@ -602,6 +622,7 @@ mod tests {
                 uid: 0,
                 pid: 1,
                 is_below: false,
+                is_outside: false,
                 pidfd: PidFd::from(null()),
                 hello: None,
                 until: Instant::now() + HANDSHAKE,

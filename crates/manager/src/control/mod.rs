@@ -28,6 +28,7 @@ mod takeover;
 mod tell;
 mod told;
 mod toll;
+mod view;
 
 use std::io;
 use std::os::fd::AsFd;
@@ -85,6 +86,7 @@ enum Over {
 struct Control {
     shared: Arc<Shared>,
     launch: Launch,
+    mark: Mark,
     doors: Doors,
     greetings: Greetings,
     watch: Watch,
@@ -108,10 +110,10 @@ impl Control {
     }
 
     /// Serves until the client has ended; ends the client if the keeper cannot.
-    fn run_to_the_end(&mut self, mark: &Mark) {
+    fn run_to_the_end(&mut self) {
         if self.run() == Over::Orphaned {
             let _ = process::set_fair(0);
-            mark.end_all();
+            self.mark.end_all();
         }
         self.end_record();
     }
@@ -246,6 +248,9 @@ impl Control {
             let mut word = [0u8; 8];
             let _ = rustix::io::read(self.shared.signals.control(), &mut word);
             self.check_if_stirred();
+            if self.guest.doubts_views() {
+                self.check_soon();
+            }
         }
         self.parting.forgets = !parts::forget_some(&self.shared);
     }
@@ -301,6 +306,9 @@ impl Control {
         if let Some(guest) = self.guest.ends(&self.shared, process) {
             self.forget(&guest);
         }
+        if self.guest.forget_views(process) {
+            self.shared.follow_again();
+        }
         self.hear_no_end(process);
         layout::ended(&self.shared, process);
     }
@@ -342,6 +350,7 @@ impl Control {
                 }) => {
                     self.end_last_window();
                     self.end_machines();
+                    self.end_views();
                     let report = self.report(exit_status, wall_ns);
                     if self.shared.books.record.is_some() {
                         self.forget_ended(); // a trace has the end of every process

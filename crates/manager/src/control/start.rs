@@ -348,6 +348,7 @@ fn serve_over(mut launch: Launch, link: OwnedFd, read: ReadPlugin) -> Result<(),
         since: Since::new(now),
         shared,
         launch,
+        mark,
     };
     control.begin_bounds(settled.is_some())?;
     if let Some(settled) = settled {
@@ -355,7 +356,7 @@ fn serve_over(mut launch: Launch, link: OwnedFd, read: ReadPlugin) -> Result<(),
         control.obey_again();
     }
     control.notify(&Notice::Ready)?;
-    control.run_to_the_end(&mark);
+    control.run_to_the_end();
     control.shared.signals.stop();
     close_remote(&control.shared);
     // The client has ended or was killed. The threads end with the process.

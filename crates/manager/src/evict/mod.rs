@@ -47,6 +47,8 @@ mod inside;
 mod pending;
 mod publish;
 mod store;
+#[cfg(test)]
+mod view_tests;
 mod wayout;
 
 use std::collections::VecDeque;

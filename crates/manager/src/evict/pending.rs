@@ -102,7 +102,13 @@ impl Evictor {
                 self.pass_over(process);
                 self.leave(group);
             }
-            Begun::No => self.leave(group),
+            Begun::No => {
+                let hosted = process.hosted.as_ref();
+                if hosted.is_some_and(|of| of.guest.doubts_views()) {
+                    self.shared.signals.kick_control(); // it looks what a program has unmapped
+                }
+                self.leave(group);
+            }
         }
     }
 

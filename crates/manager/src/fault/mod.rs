@@ -32,6 +32,7 @@ mod lane;
 pub(crate) mod model_tests;
 mod registers;
 pub(crate) mod relief;
+mod views;
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
@@ -60,6 +61,7 @@ use crate::space::port::Wake;
 use crate::space::process::Process;
 use crate::space::processes::Change;
 use crate::space::shared::Shared;
+use crate::space::views::View;
 use crate::sync::lock;
 use lane::Lane;
 use registers::Looks;
@@ -85,13 +87,16 @@ const TURNS_MAX: u32 = 16;
 /// the userfaultfd ready.
 const SHORTAGE_PAUSE: Duration = Duration::from_millis(1);
 
-/// Epoll data of the thread's own descriptors; spaces have smaller numbers.
+/// Epoll data of the first view. Spaces have smaller numbers.
+const VIEWS: u64 = 1 << 32;
+
+/// Epoll data of the thread's own descriptors; spaces and views have smaller numbers.
 const WAKEUP: u64 = u64::MAX;
 const RING: u64 = u64::MAX - 1;
 const INBOX: u64 = u64::MAX - 2;
 
 // A space's number is 32 bits.
-const _: () = assert!(INBOX > u32::MAX as u64 && RING > INBOX && WAKEUP > RING);
+const _: () = assert!(VIEWS > u32::MAX as u64 && INBOX > VIEWS && RING > INBOX && WAKEUP > RING);
 
 /// Time until a process is served again if its agent did not let its messages be read.
 const COME_BACK: Duration = Duration::from_millis(5);
@@ -126,6 +131,10 @@ pub(crate) struct FaultThread {
     /// The processes whose userfaultfds are polled, as of `generation`.
     known: HashMap<u64, Arc<Process>>,
     generation: u64,
+    /// Further mappings of a guest's memory that are polled, each with the guest; and the one whose
+    /// messages are served now.
+    views: HashMap<u64, (Arc<Process>, Arc<View>)>,
+    view: Option<Arc<View>>,
     active: bool,
     inbox: EventInbox,
     faults: Vec<Fault>,
@@ -192,6 +201,8 @@ impl FaultThread {
             epoll,
             known: HashMap::new(),
             generation: u64::MAX,
+            views: HashMap::new(),
+            view: None,
             active: false,
             inbox: EventInbox::new(shared.books.legacy.clone()),
             faults: Vec::with_capacity(64),
@@ -256,6 +267,10 @@ impl FaultThread {
             for key in &keys {
                 if let Some(process) = self.known.get(key).cloned() {
                     self.stay_with(&process);
+                } else if let Some((guest, view)) = self.views.get(key).cloned() {
+                    self.view = Some(view);
+                    self.stay_with(&guest);
+                    self.view = None;
                 }
             }
             if ring_ready
@@ -318,6 +333,11 @@ impl FaultThread {
             return;
         }
         self.generation = generation;
+        self.follow_spaces(active);
+        self.follow_views();
+    }
+
+    fn follow_spaces(&mut self, active: bool) {
         let news = self.shared.processes.news(self.index);
         // A thread that is not active hears nothing. Active again, it reads the whole set.
         if let Some(news) = news.filter(|_| active && self.active) {
@@ -357,6 +377,7 @@ impl FaultThread {
         for process in std::mem::take(&mut self.unpolled) {
             self.poll(process);
         }
+        self.follow_views();
     }
 
     fn leave(&mut self, key: u64) {
@@ -510,6 +531,9 @@ impl FaultThread {
 
     /// Reads messages once: faults go to the lists, events to the process's order of events.
     fn read_messages(&mut self, process: &Arc<Process>) -> std::io::Result<ReadOnce> {
+        if let Some(view) = self.view.clone() {
+            return self.read_view(process, &view);
+        }
         let mut messages = process.memory.events(self.inbox.next(process.space))?;
         let mut read = ReadOnce {
             full: messages.len() == MessageBuf::MESSAGES,
@@ -575,7 +599,9 @@ impl FaultThread {
     /// Notes which thread faults, and where: fault threads serve on the CPUs of these.
     fn note_thread(&mut self, process: &Arc<Process>, fault: Fault, read: Instant) {
         let is_guest = process.hosted.is_some();
-        let process = process.host();
+        let view = self.view.as_ref();
+        let user = view.and_then(|view| self.shared.processes.get(view.space));
+        let process = user.as_ref().unwrap_or(process.host());
         let now = self.shared.elapsed_at(read).as_nanos() as u64;
         let thread = process.known_thread(fault.thread.0);
         if let Some(pid) = process.pid() {

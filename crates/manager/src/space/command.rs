@@ -10,6 +10,7 @@ use std::time::Duration;
 use undercroft_base::PageSize;
 use undercroft_sys::futex;
 use undercroft_sys::mapping::SharedMemory;
+use undercroft_sys::object::FileId;
 
 use undercroft_wire::command::{self as both_sides, CommandWords, Waited, Word};
 use undercroft_wire::protocol::{CPU_WORDS, CommandPage, QUIT, STAGING_PAGES, STAY};
@@ -191,6 +192,13 @@ impl Commands {
         let _ = self
             .bound_word()
             .compare_exchange(tid, 0, Ordering::SeqCst, Ordering::Relaxed);
+    }
+
+    /// Writes down of which file the memory of the run's machine is, before the program begins.
+    pub(crate) fn say_machine(page: &SharedMemory, machine: FileId) {
+        let words = &page.words()[offset_of!(CommandPage, machine) / 8..];
+        words[0].store(machine.device, Ordering::Relaxed);
+        words[1].store(machine.inode, Ordering::Relaxed);
     }
 
     /// Has the program tell from now on what it gives back of its guest's memory.

@@ -25,6 +25,8 @@
 //! Large pages are kept track of: one that comes back for a read is protected, and the first write
 //! to it is a fault. If it leaves before, its copy is right, and it is neither read nor stored.
 //!
+//! Other processes may map it, too (`views.rs`): those pages are protected in all mappings.
+//!
 //! Not protected are writes that were begun by address translation before: a device that was given
 //! the memory (VFIO), or direct I/O into it. The command line refuses those, and a program of one's
 //! own locks the pages meanwhile (`locks.rs`).
@@ -35,7 +37,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
-use undercroft_base::{PageCount, PageSize, VirtPage, VirtRange};
+use undercroft_base::{PageCount, PageSize, SpaceId, VirtPage, VirtRange};
 use undercroft_engine::EvictItem;
 use undercroft_sys::mapping::{PageBuf, ZeroPages};
 use undercroft_sys::object::MemoryObject;
@@ -43,10 +45,11 @@ use undercroft_sys::uffd::{MessageBuf, Messages, RegisterMode, Uffd, UffdError};
 
 use super::locks::Locks;
 use super::port::{Answered, Asked, Begun, Late, Read, Space, Taken, Took, Wake, WayOut};
+use super::views::{View, Views};
 use crate::sync::lock;
 
-/// A place where a memory object is mapped whole.
-struct View {
+/// The monitor's mapping of a memory object, which is whole.
+struct Whole {
     /// Of the address space. It hears of no layout event.
     uffd: Uffd,
     /// The address of the object's first page.
@@ -87,9 +90,11 @@ impl Leaving {
 /// The memory of a virtual machine.
 pub(crate) struct Guest {
     object: Arc<MemoryObject>,
-    view: View,
-    /// Held while pages are protected that are on their way out from now on.
-    begins: Mutex<()>,
+    view: Whole,
+    /// Mappings of other processes.
+    views: Views,
+    /// The pages that are on their way out. Held while pages are protected that are from now on.
+    begins: Mutex<Vec<VirtRange>>,
     leaving: Leaving,
     /// A bit for each page: it was installed since that was asked last, or is about to be.
     arrivals: Box<[AtomicU64]>,
@@ -146,7 +151,8 @@ impl Guest {
         Ok(Guest {
             arrivals: (0..words).map(|_| AtomicU64::new(0)).collect(),
             object,
-            view: View { uffd, base },
+            view: Whole { uffd, base },
+            views: Views::default(),
             begins: Mutex::default(),
             leaving: Leaving::default(),
             balance: AtomicI64::new(0),
@@ -300,8 +306,54 @@ impl Guest {
     }
 
     /// Pages that are resident stay so while the caller has this: none begins to leave.
-    pub(crate) fn stays(&self) -> MutexGuard<'_, ()> {
+    pub(crate) fn stays(&self) -> MutexGuard<'_, Vec<VirtRange>> {
         lock(&self.begins)
+    }
+
+    /// Mappings of processes other than the monitor.
+    pub(crate) fn views(&self) -> Vec<Arc<View>> {
+        self.views.all()
+    }
+
+    /// The page that is at an address of a process which has a view. `None`: none.
+    pub(crate) fn page_at(&self, space: SpaceId, at: VirtPage) -> Option<VirtPage> {
+        self.views.page_at(space, at)
+    }
+
+    /// Registers another mapping. No page of it that is away, or leaves, can be used there unheard
+    /// from now on. The caller holds the layout lock for writing, so none is installed meanwhile.
+    pub(crate) fn add_view(&self, view: View) -> Result<(), UffdError> {
+        let out = lock(&self.begins);
+        self.may_be_written(self.object.whole());
+        // Listed first: a fault that no view knows would be lost.
+        let view = self.views.add(view);
+        let registered = view.uffd.register(view.range(), RegisterMode::MISSING_WP);
+        let result =
+            registered.and_then(|()| out.iter().try_for_each(|run| view.protect(*run, true)));
+        if result.is_err() {
+            self.views.retain(|of| of.number != view.number);
+        }
+        result
+    }
+
+    /// Has parts of a mapping in its place: the others are not mapped any more.
+    pub(crate) fn replace_view(&self, number: u64, parts: Vec<View>) -> bool {
+        self.views.replace(number, parts)
+    }
+
+    /// Forgets mappings. True if there were such.
+    pub(crate) fn forget_views(&self, gone: impl Fn(&View) -> bool) -> bool {
+        self.views.retain(|view| !gone(view))
+    }
+
+    /// Whether one of them was not as it was registered since that was cleared.
+    pub(crate) fn doubts_views(&self) -> bool {
+        self.views.doubted.load(Ordering::Relaxed)
+    }
+
+    /// Clears that. Returns what it was.
+    pub(crate) fn take_doubt(&self) -> bool {
+        self.views.doubted.swap(false, Ordering::Relaxed)
     }
 
     /// Where it is mapped.
@@ -319,6 +371,13 @@ impl Guest {
         let (base, each) = (self.view.base.0, self.page_size().base_pages());
         let at = |page: VirtPage| VirtPage(base + page.0 * each);
         VirtRange::new(at(pages.start), at(pages.end))
+    }
+
+    /// Pages were installed: wakes the threads that wait for them in other processes.
+    fn wake_views(&self, range: VirtRange, wake: Wake) {
+        if wake == Wake::Now {
+            self.views.each(|view| view.wake(range));
+        }
     }
 
     /// Waits until nothing of these pages is leaving, and says that they come. Returns which.
@@ -373,11 +432,13 @@ impl Space for Guest {
         let to = self.at(pages).start;
         self.may_be_written(pages);
         let copied = self.view.uffd.copy(to, bytes, wake == Wake::Later);
+        self.wake_views(pages, wake);
         self.came(pages, copied)
     }
 
     fn install_unwritten(&self, at: VirtPage, bytes: &[u8]) -> Result<(), UffdError> {
-        let Some(large) = &self.large else {
+        // In a view it would have to be protected before it is there.
+        let Some(large) = self.large.as_ref().filter(|_| self.views.is_empty()) else {
             return self.install(at, bytes, Wake::Later);
         };
         let pages = self.place(at, bytes);
@@ -393,6 +454,7 @@ impl Space for Guest {
             self.come(range);
             let to = self.at(range);
             let zeroed = self.view.uffd.zeropage(to, wake == Wake::Later);
+            self.wake_views(range, wake);
             return self.came(range, zeroed);
         };
         for (done, page) in range.pages().enumerate() {
@@ -408,17 +470,22 @@ impl Space for Guest {
     fn wake(&self, range: VirtRange) {
         // Refused if the view is gone, and then no thread waits there.
         let _ = self.view.uffd.wake(self.at(range));
+        self.wake_views(range, Wake::Now);
     }
 
     fn protect(&self, range: VirtRange, on: bool) -> Result<(), UffdError> {
         if !on {
             self.may_be_written(range); // before the write
         }
-        self.view.uffd.write_protect(self.at(range), on)
+        let there = self.view.uffd.write_protect(self.at(range), on);
+        let elsewhere = self.views.protect(range, on);
+        there.and(elsewhere.or_else(|error| if on { Err(error) } else { Ok(()) }))
     }
 
     fn poison(&self, range: VirtRange) -> Result<(), UffdError> {
-        self.view.uffd.poison(self.at(range))
+        let poisoned = self.view.uffd.poison(self.at(range));
+        self.views.each(|view| _ = view.poison(range)); // refused: its mapping is gone, or poisoned
+        poisoned
     }
 
     fn is_gone(&self) -> bool {
@@ -440,7 +507,7 @@ impl Space for Guest {
 
 impl WayOut for Guest {
     fn begin(&self, group: &[EvictItem]) -> Begun {
-        let _begins = lock(&self.begins);
+        let mut out = lock(&self.begins);
         let mut runs = Guest::runs(group, u64::MAX);
         // Pages that stay protected are resident: the next write to them ends that.
         if !runs.all(|(_, run)| self.protect(run, true).is_ok()) {
@@ -457,6 +524,7 @@ impl WayOut for Guest {
         };
         let kept = group.iter().enumerate();
         let kept = kept.filter_map(|(at, item)| is_kept(item).then_some(1 << at));
+        out.extend(Guest::runs(group, u64::MAX).map(|(_, run)| run));
         Begun::Yes(Asked {
             kept: kept.sum(),
             locked,
@@ -521,5 +589,12 @@ impl WayOut for Guest {
         self.leaving.end();
     }
 
-    fn end(&self, _: &[EvictItem]) {}
+    fn end(&self, group: &[EvictItem]) {
+        let mut out = lock(&self.begins);
+        for (_, run) in Guest::runs(group, u64::MAX) {
+            if let Some(at) = out.iter().position(|of| *of == run) {
+                out.swap_remove(at);
+            }
+        }
+    }
 }

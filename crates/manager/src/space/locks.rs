@@ -12,6 +12,7 @@
 //! client that keeps to what it may lock is refused only if it unlocks that many pages, and locks
 //! others, during one such look. What a client locks beyond the bound leaves as any page.
 
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -80,6 +81,11 @@ impl Locks {
             clients: Default::default(),
             ignored: AtomicU64::new(0),
         }
+    }
+
+    /// The file in which clients lock pages.
+    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.memory.as_fd()
     }
 
     /// The pages of a group that stay, one bit each. The caller has protected them.

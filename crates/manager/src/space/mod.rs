@@ -44,4 +44,5 @@ pub(crate) mod still;
 mod successor_tests;
 mod ticket;
 mod trail;
+pub(crate) mod views;
 pub(crate) mod watch;

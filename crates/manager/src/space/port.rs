@@ -9,9 +9,9 @@
 //!
 //! [`WayOut`] is how pages leave it. For processes that is their agent (`agent.rs`).
 //!
-//! Memory that processes share is not prepared: an entry belongs to one space and page, so a page
-//! of two spaces would have two. It needs one entry for both, a count of its users, and another way
-//! out.
+//! Other memory that processes share than a guest's (`views.rs`) is not prepared: an entry belongs
+//! to one space and page, so a page of two spaces would have two. It needs one entry for both, a
+//! count of its users, and another way out.
 
 use std::io;
 use std::os::fd::AsFd;

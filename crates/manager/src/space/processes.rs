@@ -96,6 +96,11 @@ impl Processes {
         self.generation.load(Ordering::Acquire)
     }
 
+    /// A thing of one of them has changed that threads follow.
+    pub(crate) fn touch(&self) {
+        self.generation.fetch_add(1, Ordering::Release);
+    }
+
     /// The process of an address space, even if its books are not complete yet: a thread that needs
     /// them waits at its layout lock.
     pub(crate) fn get(&self, space: SpaceId) -> Option<Arc<Process>> {

@@ -69,6 +69,12 @@ impl Shared {
         }
     }
 
+    /// Has fault threads look at the views of guests again.
+    pub(crate) fn follow_again(&self) {
+        self.processes.touch();
+        (self.signals).wake_followers(|thread| self.cpu_plan.is_active(thread));
+    }
+
     /// Has a fault thread load pages that the user's policy wants in memory: one on a CPU where no
     /// client thread faults, if there is one.
     pub(crate) fn wake_loader(&self) {

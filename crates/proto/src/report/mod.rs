@@ -165,6 +165,9 @@ pub struct GuestMemory {
     /// is in memory cannot leave, and what has its copies in tiers was not read yet.
     #[serde(default)]
     pub handed_over: Option<u64>,
+    /// Mappings of it in processes other than the monitor (`undercroft view`) now.
+    #[serde(default)]
+    pub views: u64,
     /// Whether it is known which pages the machine uses.
     #[serde(default)]
     pub access: GuestAccess,
@@ -236,6 +239,9 @@ impl fmt::Display for GuestMemory {
         }
         if self.locks_ignored > 0 {
             write!(f, "; {} locks too many", self.locks_ignored)?;
+        }
+        if self.views > 0 {
+            write!(f, "; mapped {} more times", self.views)?;
         }
         match self.access.why_not() {
             Some(why) => write!(f, "; which pages it uses is not known: {why}"),

@@ -141,6 +141,7 @@ fn guest() -> GuestMemory {
         locked_bytes: 0,
         locks_ignored: 0,
         handed_over: None,
+        views: 0,
         access: GuestAccess::Scanned,
     }
 }
@@ -353,9 +354,10 @@ fn summary_shows_logical_stored_and_ratio_side_by_side() {
     let locked = GuestMemory {
         locked_bytes: 2 << 20,
         locks_ignored: 7,
+        views: 2,
         ..self::guest()
     };
-    let both = "; 2.0 MiB locked; 7 locks too many";
+    let both = "; 2.0 MiB locked; 7 locks too many; mapped 2 more times";
     assert!(locked.line().ends_with(both), "{}", locked.line());
     assert!(human_summary(&sample(), true).contains('\x1b'));
     let piped = Report {

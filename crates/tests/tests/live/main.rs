@@ -53,4 +53,5 @@ mod vm_inside;
 mod vm_kvm;
 mod vm_large;
 mod vm_locks;
+mod vm_views;
 mod watching;

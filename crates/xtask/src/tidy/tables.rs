@@ -256,6 +256,7 @@ pub(super) const MANAGER_ORDER: &[(&str, &[&str])] = &[
             "still",
             "reaper",
             "handed",
+            "view",
             "handshake",
             "given_back",
             "told",
@@ -297,6 +298,7 @@ pub(super) const MANAGER_ORDER: &[(&str, &[&str])] = &[
             "ahead",
             "registers",
             "relief",
+            "views",
         ],
     ),
     (
@@ -312,6 +314,7 @@ pub(super) const MANAGER_ORDER: &[(&str, &[&str])] = &[
             "port",
             "anonymous",
             "locks",
+            "views",
             "guest",
             "handed",
             "model",
