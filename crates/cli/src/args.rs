@@ -57,6 +57,9 @@ pub(crate) enum Command {
     Vm(Box<VmArgs>),
     /// Start a program that maps the memory of a running virtual machine, too
     View(ViewArgs),
+    /// Restore a machine of Cloud Hypervisor, whose memory a run of `vm --socket` fills
+    #[command(after_help = RESTORE_EXAMPLES)]
+    Restore(RestoreArgs),
     /// Run a real store at a quarter of its memory, verify every value, and compare
     Demo(DemoArgs),
     /// Check what this machine allows, and name the fix for what is missing
@@ -265,14 +268,45 @@ pub(crate) struct VmArgs {
     #[arg(conflicts_with_all = ["memory", "page_size", "command", "daemon", "trace"])]
     pub socket: Option<PathBuf>,
 
-    /// The file with the memory of the snapshot (Firecracker's mem_file_path). It must not change
-    /// while machines run
+    /// The file with the memory of the snapshot: Firecracker's mem_file_path, or the memory-0 of
+    /// Cloud Hypervisor's offload daemon. It must not change while machines run
     #[arg(long, value_name = "FILE", requires = "socket")]
     pub memory_file: Option<PathBuf>,
 
     #[command(flatten)]
     pub run: RunArgs,
 }
+
+/// `undercroft restore`.
+#[derive(Debug, Args)]
+pub(crate) struct RestoreArgs {
+    /// The folder with migration_config.json and state.json of the snapshot, as Cloud Hypervisor's
+    /// offload daemon writes it
+    #[arg(value_name = "DIR")]
+    pub snapshot: PathBuf,
+
+    /// Where Cloud Hypervisor listens: the unix path of receive-migration's receiver_url
+    #[arg(long, value_name = "PATH")]
+    pub to: PathBuf,
+
+    /// Where the run listens that has the memory of the snapshot: its `vm --socket`
+    #[arg(long, value_name = "PATH")]
+    pub socket: PathBuf,
+
+    /// Leave the machine paused
+    #[arg(long)]
+    pub paused: bool,
+}
+
+const RESTORE_EXAMPLES: &str = "Examples:
+  undercroft vm --socket /run/uffd.sock --memory-file /var/lib/vm/memory-0 &
+  ch-remote --api-socket /run/ch.sock \\
+    receive-migration receiver_url=unix:/run/ch.restore,memory_mode=postcopy &
+  undercroft restore /var/lib/vm --to /run/ch.restore --socket /run/uffd.sock
+
+It lasts until the machine has all of its memory. A machine with several slots of memory has a file
+memory-N for each: --memory-file is those files in one, in order of N. Exit status: 0, or 1 if the
+machine was not restored.";
 
 /// `undercroft door`.
 #[derive(Debug, Args)]

@@ -18,7 +18,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use undercroft_base::Bytes;
 use undercroft_keeper::SOCKET_VARIABLE;
-use undercroft_proto::handover::{MESSAGE_MAX, Order, Refused, Taken, firecracker};
+use undercroft_proto::handover::{self, Form, MESSAGE_MAX, Order, Refused, Taken};
 use undercroft_sys::fdpass;
 use undercroft_sys::inherit;
 use undercroft_sys::pagemap::Pagemap;
@@ -80,6 +80,8 @@ struct Caller {
     pid: u32,
     /// Descriptors that have come: one when it has said all, its userfaultfd.
     fds: Vec<OwnedFd>,
+    /// How it speaks, once it has begun.
+    form: Option<Form>,
 }
 
 /// Outcome of a step with a caller.
@@ -262,6 +264,7 @@ impl Door {
             pidfd,
             pid,
             fds: Vec::new(),
+            form: None,
         };
         let speaks = Stage::Speaks {
             text: Vec::new(),
@@ -281,7 +284,10 @@ impl Door {
             match self.go_on(&mut caller, stage, has_said, is_due) {
                 Ok(Next::Waits(stage)) => self.callers.push((caller, stage)),
                 Ok(Next::Gone) => {}
-                Ok(Next::Served) => self.served.push((caller.pid, caller.pidfd)),
+                Ok(Next::Served) => {
+                    caller.answer(&Taken::Yes);
+                    self.served.push((caller.pid, caller.pidfd));
+                }
                 Err(why) => self.refuse(caller, &why),
             }
         }
@@ -292,6 +298,7 @@ impl Door {
             "the machine of process {} is not served, and its memory is missing: {why}",
             caller.pid
         ));
+        caller.answer(&Taken::Refused(why.to_string()));
         if caller.fds.is_empty() {
             return;
         }
@@ -314,7 +321,8 @@ impl Door {
                 if !hear_more(caller, &mut text)? {
                     return Ok(Next::Gone);
                 }
-                match (firecracker::parse(&text, self.bytes)?, caller.fds.len()) {
+                caller.form = Form::of(&text)?;
+                match (handover::parse(&text, self.bytes)?, caller.fds.len()) {
                     (_, 2..) => return Err(NotServed::Descriptors(caller.fds.len())),
                     // Its descriptor may come after its message.
                     (None, _) | (_, 0) => Stage::Speaks { text, until },
@@ -326,7 +334,7 @@ impl Door {
                 }
             }
             Stage::Speaks { text, .. } if is_due => {
-                let is_whole = firecracker::parse(&text, self.bytes)?.is_some();
+                let is_whole = handover::parse(&text, self.bytes)?.is_some();
                 return Err(if is_whole && caller.fds.is_empty() {
                     NotServed::Descriptors(0)
                 } else {
@@ -415,6 +423,16 @@ impl Door {
         if self.told <= TOLD_MAX {
             let text = log_message(self.log, what);
             let _ = io::stderr().write_all(text.as_bytes()); // it may be closed
+        }
+    }
+}
+
+impl Caller {
+    /// Answers, if it waits for that. It may have gone.
+    fn answer(&self, taken: &Taken) {
+        if self.form == Some(Form::Order) {
+            let answer = serde_json::to_vec(taken).unwrap_or_default(); // words alone
+            let _ = fdpass::send(self.socket.as_fd(), &answer, &[]);
         }
     }
 }

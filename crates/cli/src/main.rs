@@ -19,6 +19,7 @@ mod memory;
 mod options_page;
 mod plugin;
 mod preflight;
+mod restore;
 mod run;
 mod serve;
 mod set;
@@ -121,6 +122,7 @@ fn dispatch(command: Command) -> Result<ExitCode, Failure> {
             vm::options(*args).map_or_else(|failure| refuse(failure, log), live::run)
         }
         Command::View(args) => view::view(&args),
+        Command::Restore(args) => restore::restore(&args),
         Command::Status(args) => {
             let runs = live::snapshots_of(args.others.all)?;
             show::status(&runs, args.run.as_ref(), args.form())

@@ -16,6 +16,7 @@ pub mod huge_pages;
 pub mod image;
 pub mod inherit;
 pub mod interrupts;
+pub mod lent;
 pub mod mapping;
 pub mod maps;
 pub mod memory;

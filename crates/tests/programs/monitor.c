@@ -281,6 +281,10 @@ static int hostile(const char *path, const char *how) {
     else if (!strcmp(how, "beyond")) FIRST(region[0], half, half + PAGE), say(to, text, length, &uffd, 1);
     else if (!strcmp(how, "unmapped")) FIRST(PAGE * 16, PAGE, half), say(to, text, length, &uffd, 1);
     else if (!strcmp(how, "garbage")) say(to, "GET / HTTP/1.1\r\n\r\n", 18, &uffd, 1);
+    else if (!strcmp(how, "proposal")) {
+        const char *said = "{\"type\":\"handoff\",\"version\":1,\"vmm_pid\":1,\"regions\":[{\"guest_phys_addr\":0}]}";
+        say(to, said, strlen(said), &uffd, 1);
+    } else if (!strcmp(how, "binary")) say(to, "\1\0\0\0\0\0\0\0\0\0\0\0\0\0\0", 16, &uffd, 1);
     else if (!strcmp(how, "half")) say(to, text, length / 2, &uffd, 1), shutdown(to, SHUT_WR);
     else if (!strcmp(how, "silent")) ;
     else if (forks) {

@@ -10,10 +10,12 @@ pub(crate) const ALL: &str = "UNDERCROFT_TEST_ALL";
 
 /// Names begin so, below `crates/tests/tests/live`: live against simulated, bounds of time,
 /// decisions of policies, a build and a system of their own, minutes of a random program.
-const SECOND: [&str; 38] = [
+const SECOND: [&str; 40] = [
     "access_bits::a_hot_set_stays_in_memory",
     "access_bits::by_default_a_run_scans",
     "access_bits::by_default_idle_programs",
+    "cloud_hypervisor::a_hostile_cloud_hypervisor",
+    "cloud_hypervisor::machines_that_are_restored_keep",
     "flexswap::sys_r_as_a_file",
     "flexswap::what_is_cold_leaves_by_the_dt_reclaimer",
     "handed_over::many_machines_read_their_snapshot_once",

@@ -43,7 +43,8 @@ pub(crate) fn give(shared: &Shared, process: &Process, page: VirtPage) {
 }
 
 /// Fills a page that is resident by the books, if the kernel says that nothing is there: with
-/// zeros, if the program or the kernel dropped it ([`Missing::Dropped`]), otherwise with poison.
+/// zeros, if the program or the kernel dropped it ([`Missing::Dropped`]), or another process can
+/// take it away (`Handed::is_shared`), otherwise with poison.
 /// The kernel refuses both if something is there, or if a layout event is pending. The caller holds
 /// the layout lock for writing, so no command is posted: a page that is resident now does not leave
 /// meanwhile.
@@ -58,6 +59,8 @@ pub(super) fn fill_missing(
     let (Some(missing), true) = (missing, process.has_applied_all()) else {
         return Ok(());
     };
+    let is_shared = (process.handed.as_ref()).is_some_and(|handed| handed.is_shared(page));
+    let missing = if is_shared { Missing::Dropped } else { missing };
     match missing {
         Missing::Dropped => process.memory.zero(range, Wake::Now),
         Missing::Lost => process.memory.poison(range),

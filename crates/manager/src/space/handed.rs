@@ -4,7 +4,7 @@
 
 use std::os::fd::AsFd;
 
-use undercroft_base::{Bytes, Slot, VirtRange};
+use undercroft_base::{Bytes, Slot, VirtPage, VirtRange};
 use undercroft_proto::legacy::{Fds, Flag, Number, Row};
 use undercroft_sys::pagemap::Pagemap;
 use undercroft_sys::process::PidFd;
@@ -31,6 +31,15 @@ impl Handed {
         row.put_fd(Fds::Pagemap, Some(self.pagemap.as_fd()));
         row.set(Flag::Managed);
         row.set(Flag::Handed);
+    }
+
+    /// Whether the page is of memory that other processes may have mapped. If one of them gives it
+    /// back, it is taken away from all, and no event tells of it.
+    pub(crate) fn is_shared(&self, page: VirtPage) -> bool {
+        let mut maps = String::new();
+        let mapped = procfs::read_maps(self.pid, &mut maps);
+        let mut all = maps.lines().filter_map(Vma::parse);
+        mapped.is_ok() && all.any(|of| of.shared && of.range.contains(page))
     }
 
     /// Makes every page an error that a fork child of the monitor lacks: with `child` closed, it

@@ -10,7 +10,7 @@
 use serde::Deserialize;
 use undercroft_base::{BASE_PAGE_BYTES, Bytes};
 
-use super::{Handover, MESSAGE_MAX, REGIONS_MAX, Refused, Said};
+use super::{Handover, REGIONS_MAX, Refused, Said, whole};
 
 #[derive(Deserialize)]
 struct Mapping {
@@ -21,28 +21,11 @@ struct Mapping {
     page_size_kib: Option<u64>,
 }
 
-/// Parses what has come so far. `None`: it has no end yet.
-///
-/// * `file`: bytes of the file with the contents.
-pub fn parse(bytes: &[u8], file: Bytes) -> Result<Option<Handover>, Refused> {
-    let begins = bytes.iter().find(|byte| !byte.is_ascii_whitespace());
-    match begins {
-        None if bytes.len() < MESSAGE_MAX => return Ok(None),
-        Some(b'[') => {}
-        _ => return Err(Refused::Unknown("it is no JSON array".to_owned())),
-    }
-    let mut messages = serde_json::Deserializer::from_slice(bytes).into_iter::<Vec<Mapping>>();
-    let mappings = match messages.next() {
-        Some(Ok(mappings)) => mappings,
-        Some(Err(error)) if error.is_eof() && bytes.len() < MESSAGE_MAX => return Ok(None),
-        Some(Err(error)) if error.is_eof() => return Err(Refused::TooLong),
-        Some(Err(error)) => return Err(Refused::Unknown(error.to_string())),
-        None => return Ok(None),
+/// As [`super::parse`], of this form.
+pub(super) fn parse(bytes: &[u8], file: Bytes) -> Result<Option<Handover>, Refused> {
+    let Some(mappings) = whole::<Vec<Mapping>>(bytes)? else {
+        return Ok(None);
     };
-    let rest = &bytes[messages.byte_offset()..];
-    if !rest.iter().all(u8::is_ascii_whitespace) {
-        return Err(Refused::More);
-    }
     if mappings.len() > REGIONS_MAX {
         return Err(Refused::Count(mappings.len()));
     }
@@ -65,7 +48,7 @@ mod tests {
     use undercroft_base::{VirtPage, VirtRange};
     use undercroft_seeded::Random;
 
-    use super::super::{Region, check};
+    use super::super::{MESSAGE_MAX, Order, Region, check, parse};
     use super::*;
 
     const FILE: Bytes = Bytes(1 << 20);
@@ -102,6 +85,12 @@ mod tests {
         assert!(check(text.as_bytes()));
         let older = r#"[{"base_host_virt_addr":4096,"size":4096,"offset":0,"page_size_kib":4096}]"#;
         assert!(check(older.as_bytes()));
+        let order = String::from_utf8(Order::bytes(&handover)).expect("a text");
+        for end in 0..order.len() {
+            assert_eq!(parse(&order.as_bytes()[..end], FILE), Ok(None), "{end}");
+        }
+        assert_eq!(parse(order.as_bytes(), FILE), Ok(Some(handover)));
+        assert!(check(order.as_bytes()));
     }
 
     #[test]
@@ -151,6 +140,10 @@ mod tests {
         let huge = mapping(AT, 1 << 21, 0).replace("4096}", "2097152}");
         assert_eq!(parsed(&[huge]), Err(Refused::PageSize(2 << 20)));
         let refused = |text: &str| parse(text.as_bytes(), FILE).expect_err(text);
+        let other =
+            r#"{"type":"handoff","version":1,"vmm_pid":7,"regions":[{"guest_phys_addr":0}]}"#;
+        assert_eq!(refused(other), Refused::Proposed);
+        assert_eq!(refused("\u{1}\0\0"), Refused::Binary);
         for text in ["{}", "x", "[1]", "[{}]", "[\"\"]", "[{\"size\":-1}]", "[}"] {
             assert!(matches!(refused(text), Refused::Unknown(_)), "{text}");
         }

@@ -1,14 +1,19 @@
 //! Memory of virtual machines that their monitors hand over: what they say, parsed once.
 //!
 //! A monitor that restores a snapshot maps memory, makes a userfaultfd for it, and sends both to a
-//! socket. Each monitor says it in a form of its own ([`firecracker`]), and all of them become a
-//! [`Handover`]. What a monitor says is hostile until it has that type. Numbers of its descriptors
-//! are not in it: the kernel hands those over, and says which process they are of.
+//! socket. Each says it in a form of its own ([`Form`]), and [`parse`] makes a [`Handover`] of all
+//! of them. What a monitor says is hostile until it has that type. Numbers of its descriptors are
+//! not in it: the kernel hands those over, and says which process they are of.
 //!
 //! The process that listens passes it on to the manager as an [`Order`].
+//!
+//! Cloud Hypervisor hands no userfaultfd over: it is called, and asks for pages
+//! ([`cloud_hypervisor`]). The process that calls it hands over memory of its own, by an order.
 
+pub mod cloud_hypervisor;
 pub mod firecracker;
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use undercroft_base::{BASE_PAGE_BYTES, Bytes, PageCount, VirtPage, VirtRange};
 
@@ -48,12 +53,70 @@ pub struct Handover {
     regions: Vec<Region>,
 }
 
+/// The form in which a monitor speaks. Its first byte tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// [`firecracker`]. It waits for no answer.
+    Firecracker,
+    /// An [`Order`], of `undercroft restore`. It waits for the answer, a [`Taken`].
+    Order,
+}
+
+impl Form {
+    /// The form of what has come so far. `None`: too little.
+    pub fn of(bytes: &[u8]) -> Result<Option<Form>, Refused> {
+        match bytes.iter().find(|byte| !byte.is_ascii_whitespace()) {
+            None if bytes.len() < MESSAGE_MAX => Ok(None),
+            Some(b'[') => Ok(Some(Form::Firecracker)),
+            Some(b'{') => Ok(Some(Form::Order)),
+            Some(0..b' ' | 0x7f..) => Err(Refused::Binary),
+            _ => Err(Refused::Unknown("it is no JSON array".to_owned())),
+        }
+    }
+}
+
+/// Parses what has come so far, whatever its form. `None`: it has no end yet.
+///
+/// * `file`: bytes of the file with the contents.
+pub fn parse(bytes: &[u8], file: Bytes) -> Result<Option<Handover>, Refused> {
+    match Form::of(bytes)? {
+        None => Ok(None),
+        Some(Form::Firecracker) => firecracker::parse(bytes, file),
+        Some(Form::Order) => Order::parse_some(bytes, file),
+    }
+}
+
+/// The one JSON value of what has come so far. `None`: it has no end yet.
+fn whole<T: DeserializeOwned>(bytes: &[u8]) -> Result<Option<T>, Refused> {
+    let mut values = serde_json::Deserializer::from_slice(bytes).into_iter::<T>();
+    let value = match values.next() {
+        Some(Ok(value)) => value,
+        Some(Err(error)) if error.is_eof() && bytes.len() < MESSAGE_MAX => return Ok(None),
+        Some(Err(error)) if error.is_eof() => return Err(Refused::TooLong),
+        Some(Err(error)) => return Err(Refused::Unknown(error.to_string())),
+        None => return Ok(None),
+    };
+    let rest = &bytes[values.byte_offset()..];
+    if !rest.iter().all(u8::is_ascii_whitespace) {
+        return Err(Refused::More);
+    }
+    Ok(Some(value))
+}
+
 /// Why what a monitor says cannot be used. For the user.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     /// No text of the form, or a field is missing.
     #[error("its message is not understood: {0}")]
     Unknown(String),
+    /// Bytes that no text begins with.
+    #[error(
+        "its message is no text: Cloud Hypervisor is not heard here, but called by `undercroft restore`"
+    )]
+    Binary,
+    /// A form whose fields are not settled.
+    #[error("it hands memory over as Cloud Hypervisor's #8657 proposes, which has no form yet")]
+    Proposed,
     /// Longer than any that makes sense.
     #[error("its message has more than {}", Bytes(MESSAGE_MAX as u64))]
     TooLong,
@@ -206,14 +269,36 @@ impl Order {
     pub fn parse(bytes: &[u8], file: Bytes) -> Result<Handover, Refused> {
         let order: Order =
             serde_json::from_slice(bytes).map_err(|why| Refused::Unknown(why.to_string()))?;
+        order.checked(file)
+    }
+
+    /// As [`Order::parse`], of what has come so far. `None`: it has no end yet.
+    fn parse_some(bytes: &[u8], file: Bytes) -> Result<Option<Handover>, Refused> {
+        match whole::<Kind>(bytes)? {
+            None => return Ok(None),
+            Some(Kind { kind: Some(kind) }) if kind == "handoff" => return Err(Refused::Proposed),
+            Some(_) => {}
+        }
+        let order: Option<Order> = whole(bytes)?;
+        order.map(|order| order.checked(file)).transpose()
+    }
+
+    fn checked(&self, file: Bytes) -> Result<Handover, Refused> {
         let said = |(address, bytes, offset): &(u64, u64, u64)| Said {
             address: *address,
             bytes: *bytes,
             offset: *offset,
         };
-        let said: Vec<Said> = order.regions.iter().map(said).collect();
+        let said: Vec<Said> = self.regions.iter().map(said).collect();
         Handover::checked(&said, file)
     }
+}
+
+/// The word by which Cloud Hypervisor's #8657 tells its messages from others.
+#[derive(Deserialize)]
+struct Kind {
+    #[serde(rename = "type")]
+    kind: Option<String>,
 }
 
 /// The answer to an [`Order`].
@@ -227,13 +312,13 @@ pub enum Taken {
     Refused(String),
 }
 
-/// Checks what must hold of every message, whatever bytes came: what is accepted keeps every
-/// promise of [`Handover`], and is the same after it was passed on. For the fuzz target and its
-/// test. True if the bytes are a whole message that is accepted.
+/// Checks what must hold of every message, whatever bytes came and in which form: what is accepted
+/// keeps every promise of [`Handover`], and is the same after it was passed on. For the fuzz target
+/// and its test. True if the bytes are a whole message that is accepted.
 #[cfg(any(test, fuzzing))]
 pub fn check(bytes: &[u8]) -> bool {
     let file = Bytes(1 << 30);
-    let Ok(Some(handover)) = firecracker::parse(bytes, file) else {
+    let Ok(Some(handover)) = parse(bytes, file) else {
         return false;
     };
     let mut before = VirtPage(0);

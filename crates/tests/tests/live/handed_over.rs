@@ -158,6 +158,8 @@ fn hostile_monitors_are_refused_with_the_reason_and_others_are_untouched() {
         ("unmapped", "is not mapped or not its own"),
         ("no-api", "UFFDIO_API"),
         ("garbage", "it is no JSON array"),
+        ("proposal", "as Cloud Hypervisor's #8657 proposes"),
+        ("binary", "its message is no text"),
         ("half", "before its message was whole"),
         ("megabyte", "more than 128.0 KiB"),
         ("no-descriptor", "sent 0 descriptors"),

@@ -7,6 +7,7 @@ mod arguments;
 mod bad_input;
 mod bounds;
 mod browser;
+mod cloud_hypervisor;
 mod core_dump;
 mod daemon;
 mod deaths;
