@@ -8,6 +8,13 @@
  * there is room, so what came first leaves until `room` pages are free. */
 #include "undercroft_policy.h"
 
+#ifndef GVA
+#define GVA 1
+#endif
+#ifndef AHEAD
+#define AHEAD 64
+#endif
+
 enum { ARRIVALS = 1 << 16 };
 
 static struct { int64_t page; int32_t space; } arrivals[ARRIVALS];
@@ -24,8 +31,8 @@ static int32_t registered(const char *name, int64_t value) {
 }
 
 void init(void) {
-    gva = registered("gva", 1);
-    ahead = registered("ahead", 64);
+    gva = registered("gva", GVA);
+    ahead = registered("ahead", AHEAD);
     room = registered("room", 192);
     unknown = registered("unknown", 0);
 }

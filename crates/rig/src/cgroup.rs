@@ -104,9 +104,14 @@ impl Cgroup {
             group.write(file, value)?;
         }
         if let Some(limit) = limit {
-            group.write(group.controller.limit, &limit.0.to_string())?;
+            group.limit(limit)?;
         }
         Ok(group)
+    }
+
+    /// Limits the group to so much.
+    pub(crate) fn limit(&self, limit: Bytes) -> Result<(), RigError> {
+        self.write(self.controller.limit, &limit.0.to_string())
     }
 
     /// Creates a group as a container without swap has it.

@@ -18,6 +18,13 @@ const SAMPLE_EVERY: Duration = Duration::from_millis(10);
 /// How long a command may take after an interrupt or `stop` before it is killed.
 const STOP_PATIENCE: Duration = Duration::from_secs(20);
 
+/// How long the kernel may refuse another limit.
+const LIMIT_PATIENCE: Duration = Duration::from_secs(5);
+
+fn is_busy(error: &std::io::Error) -> bool {
+    error.kind() == std::io::ErrorKind::ResourceBusy
+}
+
 /// A program and its arguments.
 #[derive(Clone, Debug)]
 pub struct CommandLine {
@@ -196,6 +203,25 @@ impl Running {
     /// Whether the command has not ended yet.
     pub fn is_running(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// Sets another limit of a kernel rig. Errors: the kernel refuses it for long.
+    pub fn set_limit(&self, limit: Bytes) -> Result<(), RigError> {
+        let Some(group) = &self.stage.cgroup else {
+            return Ok(());
+        };
+        let until = Instant::now() + LIMIT_PATIENCE;
+        loop {
+            // The first version of groups refuses a limit until enough was reclaimed for it.
+            let busy = match group.limit(limit) {
+                Err(RigError::Failed { what, source }) if is_busy(&source) => (what, source),
+                other => return other,
+            };
+            if Instant::now() > until {
+                let (what, source) = busy;
+                return Err(RigError::Failed { what, source });
+            }
+        }
     }
 
     /// Asks the command to end (SIGTERM); `finish` then waits for it.

@@ -26,6 +26,10 @@
 //     fills all pages. Then the first virtual CPU makes VISITS visits, each of BURST words of a page: of a
 //     random one of every fourth, of any with some far more often, or of one after the other. Prints JSON:
 //     how long that took, and how much memory there was, in the mean and in the last quarter of the time.
+//   serve MIB 1 SEED SET_MIB BURST
+//     fills the first SET_MIB, prints `filled`, and visits random pages of these, each time BURST words. Each
+//     20 ms it prints seconds, visits so far, and the memory. SIGTERM ends that. Then it prints the words that
+//     are wrong.
 //   linear MIB 1 SEED SET_MIB ROUNDS REST_US
 //     a set of pages at random places of the memory, which follow each other in the program's addresses, by
 //     page tables that map nothing else of it. They are filled; then, after a SIGTERM, the virtual CPU writes to
@@ -57,7 +61,7 @@
 typedef uint64_t u64;
 typedef volatile u64 word;
 enum { PAGE = 4096, WORDS = 512, CPUS = 8, SLOW_TICKS = 4000, NO_KVM = 77, WRONG = 86 };
-enum { FILL = 1, SAME, COMPARE, INCREMENT, BALLOON, READ, SWEEP, VISIT, WALK }; // what a virtual CPU is asked for
+enum { FILL = 1, SAME, COMPARE, INCREMENT, BALLOON, READ, SWEEP, VISIT, WALK, SERVE }; // what a virtual CPU is asked for
 enum { DONE = 0x10, GIVE, REST };                              // ports that it writes to
 // Where things are in the guest's memory. The page tables end below 16 MiB: it has 4 GiB at most.
 enum { GDT = 0x500, BOXES = 0x10000, STACKS = 0x20000, CODE = 0x40000, STATES = 0x80000, TABLES = 0x200000 };
@@ -217,6 +221,20 @@ GUEST void walk(struct box *box) {
     }
 }
 
+// Words go up by one a visit, the first of them, which counts the visits of its page, too.
+GUEST void serve_all(struct box *box) {
+    u64 random = box->seed;
+    for (; !box->stop; box->given++) {
+        word *words = (word *)((box->first + next(&random) % box->pages) * PAGE);
+        for (u64 times = 0; times < box->burst; times++) words[times % WORDS] += 1;
+    }
+    for (u64 page = box->first; page < box->first + box->pages; page++) {
+        word *words = (word *)(page * PAGE);
+        u64 visits = words[0] - begin(page, 0);
+        for (u64 at = 0; at < WORDS; at++) box->wrong += words[at] != begin(page, at) + visits;
+    }
+}
+
 GUEST void run(struct box *box) {
     for (;;) {
         u64 end = box->first + box->pages, what = box->what;
@@ -226,6 +244,7 @@ GUEST void run(struct box *box) {
         if (what == SWEEP) sweep(box);
         if (what == VISIT) visit(box);
         if (what == WALK) walk(box);
+        if (what == SERVE) serve_all(box);
         for (u64 page = box->first; page < end && what <= COMPARE; page++) {
             if (what == FILL) fill(page, 0, 0);
             if (what == COMPARE) box->wrong += differ(page, 0, 0);
@@ -626,6 +645,25 @@ static int parts(u64 visits, u64 burst, const char *how) {
     return 0;
 }
 
+static int serve_requests(u64 served, u64 burst) {
+    signal(SIGTERM, end);
+    if (served > pages || burst % WORDS) return 2;
+    pages = served;
+    all(FILL, 0, 0);
+    struct box asked = {SERVE, 0, cpus, seed, 0, burst, first, pages, .stop = 0};
+    memcpy(box_of(0), &asked, sizeof asked);
+    pthread_t thread = start(0);
+    printf("filled\n");
+    for (double began = now(); !over; usleep(20000)) {
+        printf("%.4f %lu %lu\n", now() - began, box_of(0)->given, resident());
+        fflush(stdout);
+    }
+    box_of(0)->stop = 1;
+    pthread_join(thread, 0);
+    printf("%lu wrong\n", box_of(0)->wrong);
+    return box_of(0)->wrong ? WRONG : 0;
+}
+
 static int linear(u64 rounds) {
     u64 wrong = 0;
     signal(SIGTERM, end);
@@ -665,6 +703,7 @@ int main(int argc, char **argv) {
     if (!strcmp(mode, "work")) return work(visits, burst);
     if (!strcmp(mode, "parts")) return parts(visits, burst, how);
     if (set) return linear(burst);
+    if (!strcmp(mode, "serve")) return cpus > 1 ? 2 : serve_requests(visits << 8, burst);
     if (!strcmp(mode, "hot")) return argc < 9 ? 2 : hot(visits << 8, burst, atoi(argv[7]), atoi(argv[8]));
     all(SAME, 0, 0);
     printf("filled\n"), fflush(stdout);

@@ -10,16 +10,19 @@ pub(crate) const ALL: &str = "UNDERCROFT_TEST_ALL";
 
 /// Names begin so, below `crates/tests/tests/live`: live against simulated, bounds of time,
 /// decisions of policies, a build and a system of their own, minutes of a random program.
-const SECOND: [&str; 40] = [
+const SECOND: [&str; 43] = [
     "access_bits::a_hot_set_stays_in_memory",
     "access_bits::by_default_a_run_scans",
     "access_bits::by_default_idle_programs",
     "cloud_hypervisor::a_hostile_cloud_hypervisor",
     "cloud_hypervisor::machines_that_are_restored_keep",
+    "flexswap::a_working_set_comes_back",
     "flexswap::sys_r_as_a_file",
+    "flexswap::what_a_past_phase_used",
     "flexswap::what_is_cold_leaves_by_the_dt_reclaimer",
     "handed_over::many_machines_read_their_snapshot_once",
     "lab::experiments_with_tiers_have_all_their_rows",
+    "lab::machines_of_flexswap",
     "latency::a_bound_that_no_page_in_can_keep",
     "latency::a_bound_that_the_device_misses",
     "latency::a_generous_bound_is_kept",

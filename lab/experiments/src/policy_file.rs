@@ -14,13 +14,15 @@ macro_rules! policies {
     };
 }
 
-const POLICIES: [(&str, &str); 6] = policies![
+const POLICIES: [(&str, &str); 8] = policies![
     "clock",
     "clock_w",
     "dt_reclaimer",
+    "linear_pf",
     "locality",
     "sys_r",
     "temperature",
+    "wsr",
 ];
 
 /// Files that build them.

@@ -194,3 +194,111 @@ fn sys_r_as_a_file_saves_faults_and_time_of_a_product_of_matrices() {
     );
     assert!(took < lru_took * 0.85, "{took} of {lru_took}: {report}");
 }
+
+/// Uses some memory again and again, in a limit that is lowered and raised. Returns for how many
+/// pages it waited after that, and how many came before they were needed.
+fn raised(policy: Option<&str>, folder: &Path) -> [u64; 2] {
+    let spill = folder.join("spill").display().to_string();
+    let mut options = vec!["--policy", policy.unwrap_or("auto"), "--prefetch", "none"];
+    options.extend(["--access-scan", "200ms"]);
+    let mut run = Job::new(build("hot_and_cold"))
+        .args([HOT_MIB, COLD_MIB, 1 << 40, 0, 1_000_000].map(|of| of.to_string()))
+        .options(options)
+        .limit(128 * MIB)
+        .tier(&format!("file:{spill},size=1G"))
+        .timeout(100)
+        .start();
+    run.until("memory that is filled and used", 60, |run| {
+        let status = run.status()?;
+        let filled = count(&status, "/resident_bytes") > (HOT_MIB + COLD_MIB) * MIB;
+        (filled && status["uptime_seconds"].as_f64()? > 4.0).then_some(())
+    });
+    if policy.is_some() {
+        set(&run, "policy.interval_ms=200");
+        run.until("scans that the policy hears of", 30, |run| {
+            (count(&run.status()?, "/policies/plugin/scans") > 10).then_some(())
+        });
+    }
+    set(&run, &format!("memory-max={}", 8 * MIB));
+    run.until("memory that has left", 60, |run| {
+        (count(&run.status()?, "/resident_bytes") <= 8 * MIB).then_some(())
+    });
+    let before = run.status().expect("it runs");
+    set(&run, &format!("memory-max={}", 24 * MIB));
+    let was = |of| count(&before, of);
+    let uptime = |status: &Value| status["uptime_seconds"].as_f64().expect("a number");
+    let began = uptime(&before);
+    let status = run.until("some steps", 30, |run| {
+        let status = run.status()?;
+        (uptime(&status) > began + 4.0).then_some(status)
+    });
+    let found = ["/faults/swap_in", "/pages/prefetched"].map(|of| count(&status, of) - was(of));
+    run.signal(Signal::TERM); // it ends its steps, and compares everything
+    let outcome = run.wait().expect(0);
+    assert!(outcome.text().contains("0 wrong"), "{outcome}");
+    found
+}
+
+/// FlexSwap's WSR. Not all that left finds room: what was used last comes first.
+#[test]
+fn a_working_set_comes_back_by_wsr_as_a_file_when_the_limit_is_raised() {
+    turn!(one_at_a_time, "a plain run has no policy");
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let Some(file) = policy("wsr", folder.path()).filter(|_| has_access_bits()) else {
+        return;
+    };
+    let [without, _] = raised(None, folder.path());
+    let [with, came] = raised(Some(text(&file)), folder.path());
+    say(&format!(
+        "after the limit was raised the program waited for {with} pages instead of {without}; \
+         {came} came before"
+    ));
+    assert!(without > 1000, "{without}");
+    assert!(with < without / 2, "{with} of {without}");
+    assert!(came > 1000, "{came}");
+}
+
+/// FlexSwap's SYS-Agg: the memory of a past phase leaves, and that of the present one stays.
+#[test]
+fn what_a_past_phase_used_leaves_by_sys_agg_as_a_file() {
+    turn!(one_at_a_time, "a plain run has no policy");
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let Some(file) = policy("sys_agg", folder.path()).filter(|_| has_access_bits()) else {
+        return;
+    };
+    let (parts, mib, seconds) = (3, 16, 3);
+    let spill = folder.path().join("spill").display().to_string();
+    let mut run = Job::new(build("phases"))
+        .args([parts, mib, seconds, 2].map(|of| of.to_string()))
+        .options(["--policy", text(&file), "--prefetch", "none"])
+        .limit(128 * MIB)
+        .tier(&format!("file:{spill},size=1G"))
+        .timeout(100)
+        .start();
+    run.until("the policy", 30, |run| parameter(&run.status()?, "phases"));
+    set(&run, "policy.interval_ms=200");
+    // The program and its libraries are in use, too.
+    let most = (mib + 6) * MIB;
+    let mut came = 0;
+    for phase in 3..=4 {
+        came = run.until(
+            "memory of the last phase but one that has left",
+            30,
+            |run| {
+                let status = run.status()?;
+                let begun = parameter(&status, "phases")? >= phase;
+                let left = begun && count(&status, "/resident_bytes") < most;
+                left.then(|| count(&status, "/faults/swap_in"))
+            },
+        );
+    }
+    let outcome = run.wait().expect(0);
+    assert!(outcome.text().contains("0 wrong"), "{outcome}");
+    let part = mib * 256;
+    say(&format!(
+        "a phase uses {part} pages; in the first four, of which the last uses what the first did, \
+         {came} came back"
+    ));
+    // What is used stays.
+    assert!(came < part * 5 / 4, "{came}: {outcome}");
+}

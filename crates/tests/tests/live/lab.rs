@@ -1,7 +1,11 @@
 //! Experiments of the lab that run undercroft itself, at small sizes.
 
 use serde_json::Value;
-use undercroft_tests::{Job, find, programs_folder, say, skip, turn, undercroft, undercroft_lab};
+use undercroft_tests::{
+    Job, find, has_access_bits, programs_folder, say, skip, turn, undercroft, undercroft_lab,
+};
+
+use crate::vm_kvm::has_kvm;
 
 /// True, with a message, while this machine swaps: the lab measures nothing beside other swap.
 fn swap_is_on() -> bool {
@@ -47,6 +51,38 @@ fn experiments_with_tiers_have_all_their_rows() {
         let left = std::fs::read_dir(out.path()).expect("the folder").flatten();
         let left = left.filter(|it| it.file_name().to_string_lossy().contains("undercroft-lab"));
         assert_eq!(left.count(), 0, "files of the runs are left");
+    }
+}
+
+/// FlexSwap's experiments with machines under policy files.
+#[test]
+fn machines_of_flexswap_have_their_rows_and_pictures() {
+    turn!(one_at_a_time, "they run undercroft themselves");
+    let lacks = ["clang", "wasm-ld"].iter().find(|of| find(of).is_none());
+    if let Some(lacks) = lacks {
+        return skip(&format!("no {lacks}: no policy can be built from C"));
+    }
+    if swap_is_on() || !has_access_bits() || !has_kvm() {
+        return;
+    }
+    for (experiment, rows, picture) in [
+        ("flexswap-linearpf", 6, "throughput.svg"),
+        ("flexswap-fig13", 2, "recovery.svg"),
+    ] {
+        let out = tempfile::tempdir_in(programs_folder()).expect("a folder on a disk");
+        let path = out.path().display().to_string();
+        let tested = undercroft().display().to_string();
+        let lab = Job::new(undercroft_lab())
+            .args(["run", experiment, "--quick", "--out", &path])
+            .args(["--undercroft", &tested]);
+        let outcome = lab.timeout(300).run().expect(0);
+        let text = std::fs::read_to_string(out.path().join("results.json")).expect("results");
+        let results: Value = serde_json::from_str(&text).expect("JSON");
+        // Rows beside the kernel's swap are there only where that is.
+        let found = results["rows"].as_array().expect("rows");
+        assert!(found.len() >= rows, "{experiment}: {outcome}: {found:#?}");
+        assert_eq!(results["failures"], serde_json::json!([]), "{results:#}");
+        assert!(out.path().join(picture).exists(), "{experiment}");
     }
 }
 

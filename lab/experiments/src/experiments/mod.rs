@@ -45,7 +45,7 @@ pub(crate) enum Run {
 }
 
 /// Every experiment.
-pub(crate) static EXPERIMENTS: [Experiment; 39] = [
+pub(crate) static EXPERIMENTS: [Experiment; 41] = [
     Experiment {
         name: "patterns",
         about: "memory patterns under equal total DRAM: RAM tier against zram and zswap, file \
@@ -243,6 +243,18 @@ pub(crate) static EXPERIMENTS: [Experiment; 39] = [
         about: "FlexSwap, figure 11: SYS-R, a policy that knows the instruction of a fault, on a \
                 product of matrices in four fifths of its memory",
         run: Run::Measured(flexswap::fig11),
+    },
+    Experiment {
+        name: "flexswap-linearpf",
+        about: "FlexSwap, 6.6: LinearPF in a virtual machine, by its addresses, by the host's, and \
+                without",
+        run: Run::Measured(flexswap::linear),
+    },
+    Experiment {
+        name: "flexswap-fig13",
+        about: "FlexSwap, figure 13: how soon a machine is as fast as before when its limit is \
+                raised again, with its working set restored and without",
+        run: Run::Measured(flexswap::fig13),
     },
     Experiment {
         name: "clients-100",

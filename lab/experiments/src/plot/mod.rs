@@ -62,7 +62,9 @@ pub(crate) fn draw(results: &Results, out: &Path) -> anyhow::Result<()> {
     let simulated = results.simulated.iter().flat_map(|found| &found.figures);
     let scaling = results.scaling.iter().flat_map(|found| &found.figures);
     let simulated = simulated.map(|figure| (figure, "simulated"));
-    for (figure, origin) in simulated.chain(scaling.map(|figure| (figure, SCALING))) {
+    let measured = results.figures.iter().map(|figure| (figure, "measured"));
+    let scaling = scaling.map(|figure| (figure, SCALING));
+    for (figure, origin) in simulated.chain(scaling).chain(measured) {
         let path = out.join(format!("{}.svg", figure.name));
         picture(&path, panels::height(figure), |root| {
             panels::draw(figure, origin, root)

@@ -66,6 +66,9 @@ pub struct Results {
     /// How throughput grows with threads.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scaling: Option<Scaling>,
+    /// Pictures of what was measured over time, drawn as `NAME.svg`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub figures: Vec<Figure>,
 }
 
 /// Raw values of one case in one run.
@@ -181,6 +184,7 @@ impl Results {
             failures: Vec::new(),
             simulated: None,
             scaling: None,
+            figures: Vec::new(),
         }
     }
 

@@ -1,21 +1,19 @@
 //! `flexswap-fig9` (FlexSwap §6.3 and §6.4, figures 9 and 10): how much of a machine's memory the
 //! dt-reclaimer saves, and what that costs the machine. There is room for all of it.
 //!
-//! The policy is the file of the live tests, compiled for each interval and target. The machine is
+//! The policy is a file of `policies`, built for each interval and target. The machine is
 //! theirs, too: a guest under KVM that uses a quarter of its memory, all of it but some parts far
 //! more often, or all of it in turn. The paper has programs and Linux; a guest of ours can have
 //! neither under KVM without nested paging, so its figures are relative only.
 
 use std::collections::BTreeMap;
 
-use anyhow::Context;
 use undercroft_base::Bytes;
 
-use super::super::{Lab, progress, retrying, skip};
-use super::{lacks_kvm, monitor, one, record};
-use crate::policy_file;
+use super::super::{Lab, progress, retrying};
+use super::{Guests, one, record};
 use crate::results::{Better, Results};
-use crate::rig::{CommandLine, Plain, Rig, Stdout, TierChoice, Undercroft, UndercroftGuest};
+use crate::rig::{Plain, Rig};
 
 /// Ways in which the guest uses its memory.
 const CASES: [&str; 3] = ["quarter", "skewed", "walk"];
@@ -34,47 +32,25 @@ pub(crate) fn fig9(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
         ("visits".into(), visits.to_string()),
         ("words_of_a_visit".into(), burst.to_string()),
     ]);
-    if let Some(why) = lacks_kvm().or_else(policy_file::lacks) {
-        skip(results, &format!("flexswap-fig9: {why}"));
-        return Ok(());
-    }
-    let Some(binary) = lab.options.undercroft_binary.clone() else {
-        skip(results, "flexswap-fig9: no binary of undercroft");
+    let Some(guests) = Guests::new(lab, "flexswap-fig9", results)? else {
         return Ok(());
     };
-    let folder = &lab.options.out;
-    let monitor = monitor(folder)?;
     let mut rigs: Vec<Box<dyn Rig>> = vec![Box::new(Plain)];
-    for of in POLICIES {
-        let values = [("INTERVAL_MS", of.1), ("TARGET_PERMILLE", of.2)];
-        let file = policy_file::build(folder, "dt_reclaimer", &values)?;
-        let mut extra = lab.options.undercroft_arguments.clone();
-        extra.extend(["--access-scan".into(), format!("{}ms", of.1)]);
-        extra.extend(["--policy".into(), file.display().to_string()]);
-        let run = Undercroft {
-            binary: binary.clone(),
-            name: Some(of.0),
-            tier: TierChoice::File(lab.swap_directory()),
-            swap: Bytes(memory.0 * 2),
-            directory: folder.clone(),
-            extra,
-            alone: true,
-        };
-        rigs.push(Box::new(UndercroftGuest { run, memory }));
+    for (name, interval, target) in POLICIES {
+        let values = [("INTERVAL_MS", interval), ("TARGET_PERMILLE", target)];
+        let file = guests.policy("dt_reclaimer", &values)?;
+        let scans = format!("{interval}ms");
+        let extra = ["--access-scan".into(), scans, "--policy".into(), file];
+        rigs.push(guests.rig(name, memory, extra));
     }
     for round in 0..rounds {
         for case in CASES {
             for rig in &rigs {
                 let turn = format!("round {} of {rounds}, {case}, {}", round + 1, rig.name());
                 progress(&format!("flexswap-fig9: {turn}"));
-                let mib = (memory.0 >> 20).to_string();
-                let [visits, burst] = [visits, burst].map(|of| of.to_string());
-                let words = ["parts", &mib, "1", "1", &visits, &burst, case];
-                let words = words.map(Into::into);
-                let command = CommandLine {
-                    words: [vec![monitor.clone().into_os_string()], words.to_vec()].concat(),
-                    stdout: Stdout::Lines,
-                };
+                let numbers = [memory.0 >> 20, 1, 1, visits, burst].map(|of| of.to_string());
+                let words = std::iter::once("parts".to_owned()).chain(numbers);
+                let command = guests.command(words.chain([case.to_owned()]));
                 let limit = Bytes(memory.0 * 2);
                 let done = retrying(results, || one(rig.as_ref(), limit, &command))?;
                 if let Some((values, outcome)) = done {
@@ -84,7 +60,7 @@ pub(crate) fn fig9(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
         }
     }
     compare(results);
-    std::fs::remove_file(monitor).context("remove the monitor")
+    guests.end()
 }
 
 fn compare(results: &mut Results) {

@@ -4,21 +4,30 @@
 mod cold;
 mod fault;
 mod instructions;
+mod linear;
+mod recovery;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use undercroft_base::Bytes;
 
 use super::redis_server::installed;
-use crate::results::{Results, Sample};
-use crate::rig::{CommandLine, Finished, Rig, RigError};
+use super::{Lab, skip};
+use crate::policy_file;
+use crate::results::{Figure, Panel, Results, Sample};
+use crate::rig::{
+    CommandLine, Finished, Rig, RigError, Running, Stdout, TierChoice, Undercroft, UndercroftGuest,
+};
 
 pub(crate) use cold::fig9;
 pub(crate) use fault::fig6;
 pub(crate) use instructions::fig11;
+pub(crate) use linear::linear;
+pub(crate) use recovery::fig13;
 
 const MONITOR: &str = include_str!("../../../../../crates/tests/programs/kvm_guest.c");
 
@@ -62,6 +71,132 @@ fn program(folder: &Path, name: &str, text: &str) -> anyhow::Result<PathBuf> {
 /// The monitor of the live tests, compiled into `folder`.
 fn monitor(folder: &Path) -> anyhow::Result<PathBuf> {
     program(folder, "kvm_guest", MONITOR)
+}
+
+/// Binary and monitor of runs of our own guests under policy files.
+struct Guests<'a> {
+    lab: &'a Lab,
+    binary: PathBuf,
+    monitor: PathBuf,
+}
+
+impl Guests<'_> {
+    /// Makes the monitor. `None`: something is missing here, and `results` say so for `experiment`.
+    fn new<'a>(
+        lab: &'a Lab,
+        experiment: &str,
+        results: &mut Results,
+    ) -> anyhow::Result<Option<Guests<'a>>> {
+        let binary = &lab.options.undercroft_binary;
+        let no_binary = || {
+            let missing = binary.is_none();
+            missing.then(|| "no binary of undercroft".to_owned())
+        };
+        let lacks = lacks_kvm().or_else(policy_file::lacks).or_else(no_binary);
+        if let Some(why) = lacks {
+            skip(results, &format!("{experiment}: {why}"));
+            return Ok(None);
+        }
+        let monitor = monitor(&lab.options.out)?;
+        let binary = binary.clone().context("a binary of undercroft")?;
+        Ok(Some(Guests {
+            lab,
+            binary,
+            monitor,
+        }))
+    }
+
+    /// The path of a policy file, built with other first values of its parameters.
+    fn policy(&self, name: &str, values: &[(&str, u32)]) -> anyhow::Result<String> {
+        let file = policy_file::build(&self.lab.options.out, name, values)?;
+        Ok(file.display().to_string())
+    }
+
+    /// A rig for machines of this memory over a file, with more options.
+    fn rig(
+        &self,
+        name: &'static str,
+        memory: Bytes,
+        options: impl IntoIterator<Item = String>,
+    ) -> Box<dyn Rig> {
+        let mut extra = self.lab.options.undercroft_arguments.clone();
+        extra.extend(options);
+        let run = Undercroft {
+            binary: self.binary.clone(),
+            name: Some(name),
+            tier: TierChoice::File(self.lab.swap_directory()),
+            swap: Bytes(memory.0 * 2),
+            directory: self.lab.options.out.clone(),
+            extra,
+            alone: true,
+        };
+        Box::new(UndercroftGuest { run, memory })
+    }
+
+    /// A run of the monitor.
+    fn command(&self, words: impl IntoIterator<Item = String>) -> CommandLine {
+        let monitor = self.monitor.clone().into_os_string();
+        let words = words.into_iter().map(Into::into);
+        CommandLine {
+            words: std::iter::once(monitor).chain(words).collect(),
+            stdout: Stdout::Lines,
+        }
+    }
+
+    fn end(self) -> anyhow::Result<()> {
+        std::fs::remove_file(self.monitor).context("remove the monitor")
+    }
+}
+
+/// Values over time.
+type Line = Vec<f64>;
+
+/// A picture of lines, with a number at each `step`th place of the axis.
+fn curves(
+    name: &str,
+    title: &str,
+    labels: [&str; 2],
+    case: &str,
+    step: usize,
+    mut lines: Vec<(String, Line)>,
+) -> Figure {
+    let places = lines.iter().map(|(_, line)| line.len()).min().unwrap_or(0);
+    lines.iter_mut().for_each(|(_, line)| line.truncate(places));
+    let place = |at: usize| match at % step {
+        0 => (at / step).to_string(),
+        _ => String::new(),
+    };
+    let panel = Panel {
+        title: case.to_owned(),
+        places: (0..places).map(place).collect(),
+        series: lines,
+    };
+    Figure::lines(name, title, labels, [panel])
+}
+
+/// Waits until a program has said a line.
+fn said(
+    running: &mut Running,
+    rig: &dyn Rig,
+    line: &str,
+    patience: Duration,
+) -> Result<(), RigError> {
+    let began = Instant::now();
+    while !running.lines_so_far().iter().any(|said| said == line) {
+        if !running.is_running() || began.elapsed() > patience {
+            return Err(unreadable(rig, "the program", format!("no line `{line}`")));
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    Ok(())
+}
+
+/// A number of a report; 0: it has none there.
+fn number(report: &serde_json::Value, path: &str) -> f64 {
+    report
+        .pointer(path)
+        .and_then(serde_json::Value::as_f64)
+        .unwrap_or(0.0)
 }
 
 /// A run of a program, which `what` names, and the last line that it says.
