@@ -396,6 +396,9 @@ impl Control {
             self.begin(&processes);
         }
         self.look_for_guest(&processes);
+        if begins {
+            self.keep_to_limit(); // a limit that was lowered before is in force from now on
+        }
         self.end_orphans();
         let now = self.shared.elapsed().as_nanos() as u64;
         self.shared.cpu_plan.pin.expire(now);

@@ -63,7 +63,9 @@ fn a_device_loses_no_write_to_pages_that_are_locked() {
     turn!(one_at_a_time, "it is about guest memory");
     let most = setting("UNDERCROFT_TEST_KILLS", 24) / 6;
     for (kind, kills) in [("uring", 0), ("peer", 0), ("uring", most)] {
-        let run = device(1, kind, "lock").timeout(60 + kills).start();
+        let mut run = device(1, kind, "lock").timeout(60 + kills).start();
+        // A run whose first manager dies before it has begun is refused.
+        run.until("a manager that has begun", 30, |run| run.status().map(drop));
         let pid = run.keeper();
         let killed = under_kills(&run, 1, kills, |_| wait_for_end(pid, kills));
         let outcome = run.wait();

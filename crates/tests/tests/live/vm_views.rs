@@ -20,6 +20,10 @@ struct Machine {
 
 impl Machine {
     fn start(seconds: u64, views: usize) -> Machine {
+        Machine::start_within(LIMIT, seconds, views)
+    }
+
+    fn start_within(limit: u64, seconds: u64, views: usize) -> Machine {
         let folder = tempfile::tempdir().expect("a scratch folder");
         let counts = folder.path().join("counts").display().to_string();
         let (seconds, views) = (seconds.to_string(), views.to_string());
@@ -28,8 +32,16 @@ impl Machine {
             64 * MIB,
             &["monitor", &counts, &seconds, "1", &views],
         );
-        let run = job.limit(LIMIT).timeout(180).start();
+        let run = job.limit(limit).timeout(180).start();
         Machine { run, folder }
+    }
+
+    /// Waits until so many views of it are known.
+    fn has_views(&mut self, most: u64) {
+        self.run.until("views", 30, |run| {
+            let views = run.status()?["guest"]["views"].as_u64()?;
+            (views >= most).then_some(())
+        });
     }
 
     /// Starts a view of it.
@@ -98,21 +110,44 @@ fn views_that_write_beside_eviction_lose_no_write() {
         let views: Vec<Running> = started
             .map(|(at, how)| machine.view(10 + at as u64, how))
             .collect();
-        let most = machine.run.until("views", 30, |run| {
-            let views = run.status()?["guest"]["views"].as_u64()?;
-            (views >= how.len() as u64).then_some(views)
-        });
+        machine.has_views(how.len() as u64);
         for view in views {
             view.wait().expect(0);
         }
         let ([own, others, compared], outcome) = machine.end(0.0);
         say(&format!(
-            "{how:?}, {most} views: {own} additions of the monitor, {others} of the views, {compared} \
+            "{how:?}: {own} additions of the monitor, {others} of the views, {compared} \
              pages compared"
         ));
         assert!(own > 1000.0 && others > 1000.0, "{outcome}");
         outcome.expect_swapped(5000.0);
     }
+}
+
+/// The limit was lowered before there was any pressure: memory that several map is managed then.
+#[test]
+fn a_limit_that_is_lowered_holds_for_a_machine_with_views() {
+    turn!(one_at_a_time, "it is about guest memory");
+    let mut machine = Machine::start_within(300 * MIB, 6, 2);
+    let views = [10, 11].map(|seed| {
+        let mut view = machine.view(seed, "work");
+        view.until("its memory", 30, |view| {
+            let maps = std::fs::read_to_string(format!("/proc/{}/maps", view.pid())).ok()?;
+            maps.contains("undercroft-guest").then_some(())
+        });
+        view
+    });
+    let pid = machine.run.keeper().to_string();
+    let limit = format!("memory-max={LIMIT}");
+    Job::new(undercroft())
+        .args(["set", &pid, &limit])
+        .run()
+        .expect(0);
+    machine.leaves();
+    for view in views {
+        view.wait().expect(0);
+    }
+    machine.end(0.0);
 }
 
 /// Views and managers are killed; what goes on is right.
@@ -123,9 +158,7 @@ fn a_machine_outlives_its_views_and_views_their_manager() {
     let mut machine = Machine::start(10, 2);
     machine.leaves();
     let (killed_view, stays) = (machine.view(20, "work"), machine.view(21, "work"));
-    machine.run.until("views", 30, |run| {
-        (run.status()?["guest"]["views"].as_u64()? == 2).then_some(())
-    });
+    machine.has_views(2);
     let pid = machine.run.keeper();
     let killed = under_kills(&machine.run, 4, most, |all_done| {
         let begin = Instant::now();
