@@ -36,7 +36,7 @@ impl Machine {
         Machine { run, folder }
     }
 
-    /// Waits until so many views of it are known.
+    /// Waits until this many views of it are known.
     fn has_views(&mut self, most: u64) {
         self.run.until("views", 30, |run| {
             let views = run.status()?["guest"]["views"].as_u64()?;
