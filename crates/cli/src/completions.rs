@@ -56,7 +56,8 @@ fn script(command: Command, shell: Shell) -> String {
             text.replacen("\n\n", &format!("\n\n{own}"), 1)
         }
         Shell::Fish => {
-            let mut text = text.into_owned() + FISH;
+            let pids = text.replace(&format!("{PIDS}\\t''"), "(undercroft pids)");
+            let mut text = pids + FISH;
             fish_pids(&command, "", &mut text);
             text
         }
@@ -102,12 +103,12 @@ fn tiers() -> impl Iterator<Item = &'static str> {
     })
 }
 
-/// After `run --` and `vm --` comes another command. A policy is a name or a file.
+/// After `run --`, `vm --` and `view --` comes another command. A policy is a name or a file.
 const BASH: &str = r#"
 _undercroft_all() {
     local at
     for ((at = 2; at < COMP_CWORD; at++)); do
-        if [[ ${COMP_WORDS[1]} == @(run|vm) && ${COMP_WORDS[at]} == -- ]]; then
+        if [[ ${COMP_WORDS[1]} == @(run|vm|view) && ${COMP_WORDS[at]} == -- ]]; then
             COMPREPLY=()
             if declare -F _command_offset >/dev/null; then
                 _command_offset $((at + 1))
@@ -150,7 +151,7 @@ function __fish_undercroft_program
     set -l at (contains -i -- -- (commandline -opc))
     __fish_complete_subcommand --fcs-skip=$at
 end
-complete -c undercroft -n "__fish_undercroft_using_subcommand run vm; and contains -- -- (commandline -opc)" \
+complete -c undercroft -n "__fish_undercroft_using_subcommand run vm view; and contains -- -- (commandline -opc)" \
     -f -a "(__fish_undercroft_program)"
 "#;
 

@@ -415,7 +415,7 @@ fn completions_and_manual_pages_are_made_from_the_same_definitions() {
     let inner = fs::read_to_string(here.path().join("undercroft-tiers-add.1"));
     assert_eq!(printed(&["man", "tiers", "add"]), inner.expect("a page"));
     assert!(printed(&["man"]).contains("undercroft"));
-    refused(&["man", "nothing"], 1, &["no subcommand", "run, vm, demo"]);
+    refused(&["man", "nothing"], 1, &["no subcommand", "run, vm, view"]);
     assert_eq!(printed(&["help", "run"]), printed(&["run", "--help"]));
 }
 

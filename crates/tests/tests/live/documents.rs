@@ -14,12 +14,17 @@ use undercroft_tests::{
 };
 
 /// Commands that begin so do not run here, and why. Each row must be used.
-const NOT_HERE: [(&str, &str); 18] = [
+const NOT_HERE: [(&str, &str); 20] = [
     (
         "cargo run --release -- demo",
         "it takes minutes; tests of the command line run it shorter",
     ),
     ("cargo xtask test", "it runs this test"),
+    (
+        "undercroft vm --name web",
+        "there is no such monitor; `vm_views.rs` has one of ours",
+    ),
+    ("undercroft view", "it is a view of that monitor's memory"),
     ("sudo packaging/try-deb", "`packaging.rs` runs it"),
     ("packaging/build", "`packaging.rs` runs it"),
     (
