@@ -401,7 +401,7 @@ impl Door {
                     stage => self.callers.push((caller, stage)),
                 }
             }
-            match self.served.len() {
+            match self.served.len() + self.callers.len() {
                 0 => {}
                 count => self.tell(&format!(
                     "{count} of the machines still run; this run ends with the last of them, or ends them \

@@ -218,7 +218,8 @@ fn a_page_that_the_snapshot_has_no_more_is_refused() {
 fn no_restore_outlives_the_run() {
     turn!(beside_others, "it is about memory that is handed over");
     let mut served = Served::start(16);
-    let (machine, restore) = served.machine("run", "ends", &["2", "60", "3"], &[]);
+    // No thread touches its pages, so that it asks for them one by one, for a minute.
+    let (machine, restore) = served.machine("run", "ends", &["0", "60", "3"], &[]);
     served.run.until("machine", 20, |run| {
         (run.status()?["guest"]["handed_over"] == 1).then_some(())
     });
