@@ -108,6 +108,9 @@ pub(crate) enum Command {
     /// The program of `vm --socket`: it listens.
     #[command(hide = true)]
     Door(DoorArgs),
+    /// The launcher of a machine whose devices other processes serve: it waits for these.
+    #[command(hide = true)]
+    Await(AwaitArgs),
     /// The key-value store of `demo`.
     #[command(hide = true)]
     DemoKv {
@@ -309,6 +312,22 @@ memory-N for each: --memory-file is those files in one, in order of N. Exit stat
 machine was not restored.";
 
 /// `undercroft door`.
+#[derive(Debug, Args)]
+pub(crate) struct AwaitArgs {
+    /// Sockets at which other processes are to listen.
+    #[arg(long = "socket", required = true)]
+    pub sockets: Vec<PathBuf>,
+    /// Sockets made before this time are others'. In seconds since 1970.
+    #[arg(long)]
+    pub since: f64,
+    /// Form of what is printed.
+    #[arg(long, value_enum)]
+    pub log: Log,
+    /// The program and its arguments.
+    #[arg(required = true, trailing_var_arg = true)]
+    pub command: Vec<OsString>,
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct DoorArgs {
     /// The number of the listening descriptor.

@@ -2,6 +2,7 @@
 //! its status.
 
 mod args;
+mod awaits;
 mod completions;
 mod core;
 mod curve;
@@ -19,6 +20,7 @@ mod memory;
 mod options_page;
 mod plugin;
 mod preflight;
+mod qemu;
 mod restore;
 mod run;
 mod serve;
@@ -137,6 +139,7 @@ fn dispatch(command: Command) -> Result<ExitCode, Failure> {
         Command::Versions => upgrade::versions(),
         Command::Demo(args) => demo::demo(&args),
         Command::Door(args) => door::serve(&args),
+        Command::Await(args) => awaits::become_program(&args),
         Command::DemoKv { socket } => demo::serve_bundled(&socket),
         Command::Doctor(args) => doctor::doctor(args.json),
         Command::Tiers(args::TiersArgs {

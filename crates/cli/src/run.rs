@@ -71,6 +71,7 @@ pub(crate) fn options_of_checked(args: RunArgs) -> Result<RunOptions, Failure> {
         command: args.command,
         guest: None,
         locks: None,
+        launcher: Vec::new(),
         report: args.report.map(ReportTo::of),
         daemon: args.daemon,
         wait_all: args.wait_all,

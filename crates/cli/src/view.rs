@@ -8,7 +8,7 @@ use undercroft_keeper::view::{self, NoView};
 use undercroft_keeper::wanted::Wanted;
 use undercroft_terminal::{Failure, status};
 
-use crate::{live, preflight};
+use crate::{live, preflight, qemu};
 
 /// `undercroft view`.
 #[derive(Debug, Args)]
@@ -26,6 +26,8 @@ pub(crate) struct ViewArgs {
 const EXAMPLES: &str = "Examples:
   undercroft vm --name web -m 1G --memory 4G -- my-monitor --vhost-user /run/blk.sock
   undercroft view --vm web -- my-back-end --socket /run/blk.sock
+  undercroft view --vm web -- qemu-storage-daemon --blockdev file,node-name=d,filename=d.img \
+      --export vhost-user-blk,id=e,node-name=d,writable=on,addr.type=unix,addr.path=/run/blk.sock
   undercroft view --vm 4711 -- ./reads-guest-memory
 
 CMD may map any part of the machine's memory, with MAP_SHARED: by the descriptor that the monitor sends it, or by the
@@ -37,6 +39,7 @@ More: docs/guide/virtual-machines.md. Exit status: CMD's own; 127 not found; 126
 
 /// Becomes the program.
 pub(crate) fn view(args: &ViewArgs) -> Result<u8, Failure> {
+    qemu::of_storage_daemon(&args.command)?;
     let run = live::run_of(&args.run)?;
     preflight::check(&args.command[0])?;
     let pid = run.pid;
@@ -46,7 +49,6 @@ pub(crate) fn view(args: &ViewArgs) -> Result<u8, Failure> {
         NoView::Refused => {
             "give a run of `undercroft vm` without --socket, as the user who started it"
         }
-        NoView::NotMapped => "start the machine first",
         NoView::System(_) => "check CMD, and how many files may be open (ulimit -n)",
     };
     let what = format!("no view of the machine of run {pid}");

@@ -15,48 +15,7 @@ use undercroft_terminal::{Failure, status};
 use undercroft_tier::source::{self, Source};
 
 use crate::args::{Log, RunArgs, VmArgs};
-use crate::{door, preflight, run};
-
-/// Guest memory of a QEMU without `-m`.
-const QEMU_DEFAULT: Bytes = Bytes(128 << 20);
-
-/// Options of QEMU with which guest memory cannot be managed: option, part of its value, why, and
-/// what to do.
-const QEMU_REFUSED: [(&str, &str, &str, &str); 20] = [
-    ("mem-prealloc", "", TOUCHES, "leave -mem-prealloc out"),
-    ("mem-path", "", OURS, "leave -mem-path out"),
-    ("object", "memory-backend", OURS, "leave the backend out"),
-    ("machine", "memory-backend", OURS, "leave it out"),
-    ("M", "memory-backend", OURS, "leave it out"),
-    ("numa", "memdev", OURS, "leave memdev= out"),
-    ("m", "slots", GROWS, "give -m one size"),
-    ("m", "maxmem", GROWS, "give -m one size"),
-    ("overcommit", "mem-lock=on", LOCKS, "leave mem-lock out"),
-    ("device", "vfio", PAST, "leave VFIO devices out"),
-    ("device", "vhost-user", OTHERS, "use a device of QEMU's own"),
-    ("device", "vhost-vdpa", PAST, "use a device of QEMU's own"),
-    (
-        "chardev",
-        "vhost-user",
-        OTHERS,
-        "use a device of QEMU's own",
-    ),
-    ("netdev", "vhost-user", OTHERS, "use -netdev tap or user"),
-    ("netdev", "vhost-vdpa", PAST, "use -netdev tap or user"),
-    ("drive", "cache=none", PAST, "use cache=writeback"),
-    ("drive", "cache=directsync", PAST, "use cache=writethrough"),
-    ("drive", "direct=on", PAST, "use cache=writeback"),
-    ("blockdev", "direct=on", PAST, "use cache.direct=off"),
-    ("blockdev", "\"direct\":true", PAST, "use \"direct\": false"),
-];
-const TOUCHES: &str =
-    "it would use all guest memory at the start, and the limit is there to avoid that";
-const OURS: &str = "undercroft makes the guest's memory, and has to know it from the beginning";
-const GROWS: &str = "memory that is plugged in later is not managed";
-const LOCKS: &str = "locked memory cannot leave";
-const OTHERS: &str =
-    "another process would map the guest's memory, and read zeros where pages are away";
-const PAST: &str = "it writes to guest memory past the manager, into pages that may have left";
+use crate::{awaits, door, preflight, qemu, run};
 
 /// Everything before the run itself, as for `run`. Then the guest's memory is made.
 ///
@@ -73,7 +32,7 @@ pub(crate) fn options(mut args: VmArgs) -> Result<RunOptions, Failure> {
         .file_name()
         .is_some_and(|name| name.to_string_lossy().starts_with("qemu-system-"));
     let bytes = match (args.memory, is_qemu) {
-        (None, true) => qemu_memory(&words[1..])?,
+        (None, true) => qemu::memory(&words[1..])?,
         (Some(bytes), false) => bytes,
         (Some(_), true) => {
             let (what, why) = ("--memory is not for QEMU", "QEMU says it by its own -m");
@@ -109,8 +68,13 @@ pub(crate) fn options(mut args: VmArgs) -> Result<RunOptions, Failure> {
             "leave one of them out",
         ));
     }
+    let log = args.run.log;
     let mut options = run::options(args.run)?;
     options.client.page_size = args.page_size;
+    if is_qemu {
+        let sockets = qemu::sockets(&words[1..]);
+        options.launcher = awaits::launcher(&sockets, log).map_err(no_path)?;
+    }
     if args.page_size == PageSize::Large {
         fits_large_pages(bytes, options.client.memory_max)?;
     }
@@ -118,7 +82,7 @@ pub(crate) fn options(mut args: VmArgs) -> Result<RunOptions, Failure> {
     if is_qemu {
         options
             .command
-            .extend(qemu_arguments(bytes, memfd.as_raw_fd(), args.page_size));
+            .extend(qemu::options(bytes, memfd.as_raw_fd(), args.page_size));
     }
     // From here on as descriptors that this process was given: the program inherits them.
     options.guest = Some(memfd.into_raw_fd());
@@ -176,14 +140,7 @@ fn of_door(mut args: RunArgs, socket: &Path, file: &Path) -> Result<RunOptions, 
         let why = "its name has a comma or is not UTF-8".to_owned();
         return Err(refuse(what, why, "give the file another name, or a link"));
     };
-    let own = std::env::current_exe().map_err(|error| {
-        let what = "cannot find the binary of undercroft".to_owned();
-        refuse(
-            what,
-            error.to_string(),
-            "start it by its path, and leave it in place",
-        )
-    })?;
+    let own = std::env::current_exe().map_err(no_path)?;
     let listener = door::listen(&socket)?;
     // From here on as a descriptor that this process was given: the program inherits it.
     let number = listener.into_raw_fd().to_string();
@@ -203,6 +160,14 @@ fn of_door(mut args: RunArgs, socket: &Path, file: &Path) -> Result<RunOptions, 
     options.client.tiers.push(tier);
     run::check_count(&options.client.tiers)?;
     Ok(options)
+}
+
+fn no_path(error: io::Error) -> Failure {
+    let (what, fix) = (
+        "cannot find the binary of undercroft",
+        "start it by its path, and leave it in place",
+    );
+    Failure::new(status::RUN_FAILED, what, error.to_string(), fix)
 }
 
 /// Large pages that the limit holds at least: one on its way in, one on its way out, and those that
@@ -251,73 +216,6 @@ fn fits_large_pages(bytes: Bytes, memory_max: Bytes) -> Result<(), Failure> {
     Err(refuse(why, pool.pages + lacks))
 }
 
-/// The options that give QEMU its memory. They go along with other `-machine` options. Huge pages
-/// are not reserved for all of it: there are only as many as the limit allows.
-fn qemu_arguments(bytes: Bytes, memfd: i32, page: PageSize) -> [OsString; 4] {
-    let Bytes(bytes) = bytes;
-    let reserve = match page {
-        PageSize::Base => "",
-        PageSize::Large => ",reserve=off",
-    };
-    let backend = format!(
-        "memory-backend-file,id=undercroft,size={bytes},mem-path=/proc/self/fd/{memfd},share=on\
-         {reserve}"
-    );
-    let machine = "memory-backend=undercroft";
-    ["-object", &backend, "-machine", machine].map(OsString::from)
-}
-
-/// How much memory a QEMU with these arguments gives its guest.
-///
-/// Errors: it cannot be managed.
-fn qemu_memory(arguments: &[String]) -> Result<Bytes, Failure> {
-    let mut bytes = QEMU_DEFAULT;
-    for (at, word) in arguments.iter().enumerate() {
-        let Some(option) = word.strip_prefix('-') else {
-            continue;
-        };
-        let option = option.strip_prefix('-').unwrap_or(option);
-        let value = arguments.get(at + 1).map_or("", String::as_str);
-        let plain = value.replace(char::is_whitespace, "");
-        let mut refused = QEMU_REFUSED.iter();
-        if let Some((option, part, why, fix)) =
-            refused.find(|row| row.0 == option && plain.contains(row.1))
-        {
-            let what = format!("QEMU's -{option} {part}");
-            let what = format!("{} cannot be used with undercroft vm", what.trim_end());
-            return Err(Failure::new(status::USAGE, what, *why, *fix));
-        }
-        if option == "m" {
-            bytes = qemu_size(value).ok_or_else(|| {
-                Failure::new(
-                    status::USAGE,
-                    format!("QEMU's -m {value} is not understood"),
-                    "guest memory is made before QEMU starts",
-                    "give a whole number of MiB, or a size such as 512M or 4G",
-                )
-            })?;
-        }
-    }
-    Ok(bytes)
-}
-
-/// The size in a value of QEMU's `-m`, as QEMU rounds it.
-fn qemu_size(value: &str) -> Option<Bytes> {
-    let value = value.strip_prefix("size=").unwrap_or(value);
-    let digits = value.trim_end_matches(|last: char| last.is_ascii_alphabetic());
-    let shift = match &value[digits.len()..] {
-        "B" | "b" => 0,
-        "K" | "k" => 10,
-        "" | "M" | "m" => 20,
-        "G" | "g" => 30,
-        "T" | "t" => 40,
-        _ => return None,
-    };
-    let bytes = digits.parse::<u64>().ok()?.checked_mul(1 << shift)?;
-    let bytes = bytes.checked_next_multiple_of(8192)?;
-    (bytes > 0).then_some(Bytes(bytes))
-}
-
 /// The first switch below `root` that allows huge pages in shared memory.
 fn huge_pages(root: &Path) -> Option<PathBuf> {
     let sizes = fs::read_dir(root).into_iter().flatten().flatten();
@@ -334,63 +232,6 @@ fn huge_pages(root: &Path) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn memory(line: &str) -> Result<Bytes, Failure> {
-        let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
-        qemu_memory(&words)
-    }
-
-    #[test]
-    fn the_size_of_a_guest_is_that_of_the_last_m() {
-        const MIB: u64 = 1 << 20;
-        for (line, bytes) in [
-            ("-nographic", 128 * MIB),
-            ("-m 512", 512 * MIB),
-            ("--m 512M -smp 2", 512 * MIB),
-            ("-m 1 -m size=2G", 2048 * MIB),
-            ("-m 5000k", 5_120_000),
-            ("-m 4097b -append mem-prealloc", 8192),
-            ("-drive file=a,cache=writeback -machine q35", 128 * MIB),
-        ] {
-            assert_eq!(memory(line), Ok(Bytes(bytes)), "{line}");
-        }
-        for line in [
-            "-m",
-            "-m 1.5G",
-            "-m 0",
-            "-m 5X",
-            "-m 99999999999T",
-            "-m 512M,foo=1",
-        ] {
-            let refused = memory(line).expect_err(line);
-            assert!(refused.what.contains("-m"), "{line}: {refused}");
-        }
-    }
-
-    #[test]
-    fn what_cannot_be_managed_is_refused_with_the_fix() {
-        for (line, fix) in [
-            ("-m 512 -mem-prealloc", "leave -mem-prealloc out"),
-            ("-m 512,slots=2,maxmem=1G", "one size"),
-            ("-m size=1G,maxmem=2G", "one size"),
-            ("-overcommit mem-lock=on", "mem-lock"),
-            ("-object memory-backend-ram,id=a,size=1G", "backend"),
-            ("-M pc,memory-backend=a", "leave it out"),
-            ("-device vfio-pci,host=1", "VFIO"),
-            (
-                "-drive file=a,if=virtio,cache=none,aio=native",
-                "cache=writeback",
-            ),
-            ("-drive file=a,cache.direct=on", "cache=writeback"),
-            ("-blockdev {\"cache\":{\"direct\":true}}", "false"),
-            ("-netdev vhost-user,chardev=a,id=b", "-netdev tap"),
-        ] {
-            let refused = memory(line).expect_err(line);
-            assert_eq!(refused.status, status::USAGE);
-            assert!(refused.to_string().contains(fix), "{line}: {refused}");
-        }
-        assert!(memory("-device virtio-blk,drive=a -object rng-random,id=r").is_ok());
-    }
 
     #[test]
     fn a_switch_that_allows_huge_pages_is_found() {

@@ -513,11 +513,12 @@ fn start_program(
     dir: &RunDir,
     outside: &Outside,
 ) -> Result<Child, NotStarted> {
-    let name = &options.command[0];
+    let (launcher, program) = (&options.launcher, &options.command);
+    let name = launcher.first().unwrap_or(&program[0]);
     let before = std::env::var_os("LD_PRELOAD");
     let mut command = Command::new(name);
     command
-        .args(&options.command[1..])
+        .args(launcher.iter().chain(program).skip(1))
         .env(
             "LD_PRELOAD",
             preload(before.as_deref(), &dir.path(SHIM_LINK)),

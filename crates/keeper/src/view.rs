@@ -9,22 +9,17 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use undercroft_sys::fdpass;
 use undercroft_wire::parse::{JOIN, refused};
-use undercroft_wire::protocol::{NO_MACHINE_YET, SOCKET_VARIABLE, VIEW_VARIABLE};
+use undercroft_wire::protocol::{SOCKET_VARIABLE, VIEW_VARIABLE};
 
 use super::place::{SHIM_LINK, SHIM_SOCKET};
 use super::{GUEST_VARIABLE, LOCKS_VARIABLE, preload, status};
-
-/// How long a monitor may take to map the memory, and the pause between two questions.
-const MAPS: Duration = Duration::from_secs(10);
-const PAUSE: Duration = Duration::from_millis(50);
 
 /// How long a manager may take to answer. Another may have to take over first.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -38,9 +33,6 @@ pub enum NoView {
     /// The run has no memory of a machine that can be mapped, or refuses.
     #[error("the run has no machine whose memory undercroft made, or it belongs to another user")]
     Refused,
-    /// No process has mapped the memory.
-    #[error("no process of the run has mapped the machine's memory")]
-    NotMapped,
     /// A call of the system, or the program cannot be executed.
     #[error(transparent)]
     System(#[from] io::Error),
@@ -81,15 +73,9 @@ fn try_start(run: u32, command: &[OsString]) -> Result<Infallible, NoView> {
 
 /// The descriptors of the memory and of its page locks.
 fn descriptors(socket: &Path) -> Result<[OwnedFd; 2], NoView> {
-    let until = Instant::now() + MAPS;
-    loop {
-        let (code, fds) = ask(socket)?;
-        match code {
-            0 => return fds.try_into().map_err(|_| NoView::Refused),
-            NO_MACHINE_YET if Instant::now() < until => thread::sleep(PAUSE),
-            NO_MACHINE_YET => return Err(NoView::NotMapped),
-            _ => return Err(NoView::Refused),
-        }
+    match ask(socket)? {
+        (0, fds) => fds.try_into().map_err(|_| NoView::Refused),
+        _ => Err(NoView::Refused),
     }
 }
 

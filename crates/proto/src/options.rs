@@ -203,6 +203,8 @@ pub struct RunOptions {
     pub client: ClientOptions,
     /// Program and arguments; never empty.
     pub command: Vec<std::ffi::OsString>,
+    /// Words before those: a command that becomes the program.
+    pub launcher: Vec<std::ffi::OsString>,
     /// The descriptor of the memory of a virtual machine, which the program is given; `None`: it is
     /// no monitor of one.
     pub guest: Option<i32>,

@@ -25,6 +25,7 @@ mod move_out;
 mod mremap;
 mod namespace;
 mod page;
+mod passed_on;
 mod pinned;
 mod powerless;
 mod preload;

@@ -52,6 +52,7 @@ pub(crate) mod nr {
     pub(crate) const OPENAT: usize = 257;
     pub(crate) const UNSHARE: usize = 272;
     pub(crate) const PRLIMIT64: usize = 302;
+    pub(crate) const SENDMMSG: usize = 307;
     pub(crate) const PROCESS_VM_WRITEV: usize = 311;
     pub(crate) const SECCOMP: usize = 317;
     pub(crate) const FALLOCATE: usize = 285;

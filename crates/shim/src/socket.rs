@@ -5,19 +5,19 @@ use core::mem::size_of;
 use crate::raw::{EINTR, call3, close_all, nr};
 
 #[repr(C)]
-struct IoVec {
+pub(crate) struct IoVec {
     base: usize,
     len: usize,
 }
 
 #[repr(C)]
-struct MsgHdr {
+pub(crate) struct MsgHdr {
     name: usize,
     name_len: u32,
     iov: *const IoVec,
     iov_len: usize,
-    control: usize,
-    control_len: usize,
+    pub control: usize,
+    pub control_len: usize,
     flags: i32,
 }
 

@@ -107,7 +107,8 @@ unsafe extern "C" fn mmap64(
     unsafe { mmap(address, bytes, protection, flags, file, offset) }
 }
 
-fn is_machine(file: usize) -> bool {
+/// Whether a descriptor is of the memory of the run's machine.
+pub(crate) fn is_machine(file: usize) -> bool {
     let [device, inode] = [0, 1].map(|at: usize| MACHINE[at].load(Relaxed));
     if inode == 0 {
         return false;
@@ -165,11 +166,17 @@ fn ask(start: usize, bytes: usize) -> Option<u32> {
         start: start as u64,
         end: start as u64 + bytes as u64,
     };
+    ask_with(&view, None)
+}
+
+/// Asks the manager. Its answer; `None`: there is none.
+pub(crate) fn ask_with<T>(message: &T, descriptor: Option<i32>) -> Option<u32> {
+    let descriptors = [descriptor.unwrap_or(-1), -1];
     (0..TRIES).find_map(|_| {
         // SAFETY: the address is written at the start of the program only.
         let socket = unsafe { connect() }?;
-        // SAFETY: a message of plain numbers, and no descriptors.
-        let sent = unsafe { send(socket, &view, [-1; 2], 0) };
+        // SAFETY: a message of plain numbers.
+        let sent = unsafe { send(socket, message, descriptors, descriptor.iter().count()) };
         let answer = if sent { receive_code(socket) } else { None };
         close(socket as usize);
         let (code, descriptors) = answer?;

@@ -1,7 +1,8 @@
 //! The shim's messages as the manager takes them: bytes from a client, parsed once.
 
 use crate::protocol::{
-    self as wire, KIND_FORK, KIND_GIVE_WAY, KIND_JOIN, KIND_START, KIND_VIEW, MAGIC, STAGING_PAGES,
+    self as wire, KIND_FORK, KIND_GIVE_WAY, KIND_JOIN, KIND_PASS_ON, KIND_START, KIND_VIEW, MAGIC,
+    STAGING_PAGES,
 };
 
 /// The first message of a shim.
@@ -119,8 +120,14 @@ fn range(bytes: &[u8], kind: u32) -> Option<(u64, u64)> {
 }
 
 /// The message of a process that wants to map the memory of a machine.
-pub const JOIN: [u8; Hello::BYTES] = {
-    let head = (MAGIC as u64 | (KIND_JOIN as u64) << 32).to_ne_bytes();
+pub const JOIN: [u8; Hello::BYTES] = bare(KIND_JOIN);
+
+/// The message of a process that sends a descriptor of that memory to another.
+pub const PASS_ON: [u8; Hello::BYTES] = bare(KIND_PASS_ON);
+
+/// A message that says its kind alone.
+const fn bare(kind: u32) -> [u8; Hello::BYTES] {
+    let head = (MAGIC as u64 | (kind as u64) << 32).to_ne_bytes();
     let mut bytes = [0; Hello::BYTES];
     let mut at = 0;
     while at < head.len() {
@@ -128,7 +135,7 @@ pub const JOIN: [u8; Hello::BYTES] = {
         at += 1;
     }
     bytes
-};
+}
 
 /// The bytes of an answer: Welcome and Go.
 pub fn answer(refused: bool) -> [u8; 8] {
@@ -160,6 +167,7 @@ pub fn check(bytes: &[u8]) -> bool {
         asked.is_some(),
         view.is_some(),
         bytes == JOIN,
+        bytes == PASS_ON,
     ];
     assert!(
         all.iter().filter(|is| **is).count() < 2,
@@ -197,7 +205,7 @@ mod tests {
         let mut taken = 0;
         for _ in 0..200_000 {
             let mut bytes = [0u8; 40];
-            let head = u64::from(MAGIC) | (dice() % 5) << 32;
+            let head = u64::from(MAGIC) | (dice() % 6) << 32;
             let base = (dice() >> 7) & !4095;
             let end = base + (dice() % 200) * 4096 + (dice() % 2) * (dice() % 8);
             let words = [head, base, end, (dice() >> 7) & !4095, dice()];
@@ -219,7 +227,7 @@ mod tests {
         assert_eq!(refused(&[]), None);
         assert_eq!(refused(&[0; 8]), None);
         assert_eq!(refused(&JOIN), None);
-        assert!(check(&JOIN));
+        assert!(check(&JOIN) && check(&PASS_ON));
     }
 
     #[test]

@@ -61,9 +61,12 @@ pub const KIND_VIEW: u32 = 3;
 /// A process of the same user wants to map it, and asks for its descriptor. A message as [`Hello`].
 pub const KIND_JOIN: u32 = 4;
 
-/// Another value of [`Answer::refused`]. To [`KIND_VIEW`]: the range is not registered, because the
-/// process is the machine's monitor, or none is known yet; nothing has left the memory then. To
-/// [`KIND_JOIN`]: no process has mapped it yet.
+/// A process that is managed sends a descriptor of the machine's memory by a socket. A message as
+/// [`Hello`], with that socket. `refused`: the process at its other end is not of the run.
+pub const KIND_PASS_ON: u32 = 5;
+
+/// Another value of [`Answer::refused`], to [`KIND_VIEW`]: the range is not registered, because the
+/// process is the machine's monitor, or none is known yet; nothing has left the memory then.
 pub const NO_MACHINE_YET: u32 = 2;
 
 /// Environment variable of processes that may map the memory only as views of a machine.

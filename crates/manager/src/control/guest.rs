@@ -18,6 +18,7 @@ use undercroft_sys::{process, procfs};
 use super::Control;
 use super::given_back::GivenBack;
 use super::handed;
+use super::handshake::descends;
 use super::told;
 use super::view::{self, Unfit};
 use crate::signals::Doom;
@@ -252,7 +253,10 @@ impl Control {
         let may_be = |of: &&Arc<Process>| monitor.is_none_or(|space| of.space == space);
         let hosts = processes.iter().filter(may_be);
         let hosts = hosts.filter(|of| of.has_running_identity());
-        let mut hosts = hosts.filter_map(|of| Some((of, of.pid()?)));
+        let hosts = hosts.filter_map(|of| Some((of, of.pid()?)));
+        // A view may have mapped it before the monitor does.
+        let keeper = self.launch.keeper;
+        let mut hosts = hosts.filter(|(_, pid)| managed || descends(*pid, keeper, |_| false));
         let Some((host, pid, found)) = hosts.find_map(|(host, pid)| {
             let found = mapped_by(pid);
             (!found.is_empty()).then_some((host, pid, found))

@@ -317,7 +317,7 @@ impl Control {
         }
         if greeting.hello.is_none() && (greeting.is_outside || is_of_view(&bytes[..got])) {
             let who = (greeting.uid, (!greeting.is_outside).then_some(greeting.pid));
-            self.hear_of_view(&greeting.socket, who, &bytes[..got])?;
+            self.hear_of_view(&greeting.socket, who, (&bytes[..got], &fds))?;
             return Ok(true);
         }
         let asked = GiveWay::parse(&bytes[..got]);
@@ -551,24 +551,12 @@ impl Control {
 
     /// Cost: three system calls for each ancestor up to the first whose handshake is done.
     fn is_descendant(&self, pid: u32) -> bool {
-        let mut at = pid;
-        for _ in 0..ANCESTORS_MAX {
-            if at == self.launch.keeper {
-                return true;
-            }
+        descends(pid, self.launch.keeper, |at| {
             // A number is not given to another process while the one that had it lives.
             let known = (at != pid).then(|| self.shared.processes.of_pid(at));
             let known = known.flatten().filter(|of| of.has_running_identity());
-            if known.is_some_and(|of| of.is_alive()) {
-                return true;
-            }
-            match procfs::status_number(at, "PPid") {
-                // In a pid namespace of its own, the keeper may be process 1.
-                Some(parent) if parent > 0 => at = parent as u32,
-                _ => return false,
-            }
-        }
-        false
+            known.is_some_and(|of| of.is_alive())
+        })
     }
 
     /// Watches the process for new mappings from now on, unless it inherits its parent's watch. If
@@ -594,6 +582,22 @@ fn begin_holding(uffd: &Uffd, area: VirtRange) -> Result<(), UffdError> {
     // for ever, or with `Features::SIGBUS` be ended. Guest memory may be registered with it, too.
     uffd.api(Features::THREAD_ID)?;
     uffd.register(area, RegisterMode::MISSING)
+}
+
+/// Whether process `pid` descends from `keeper`, or from one that `is_known`.
+pub(super) fn descends(pid: u32, keeper: u32, is_known: impl Fn(u32) -> bool) -> bool {
+    let mut at = pid;
+    for _ in 0..ANCESTORS_MAX {
+        if at == keeper || is_known(at) {
+            return true;
+        }
+        match procfs::status_number(at, "PPid") {
+            // In a pid namespace of its own, the keeper may be process 1.
+            Some(parent) if parent > 0 => at = parent as u32,
+            _ => return false,
+        }
+    }
+    false
 }
 
 #[cfg(test)]

@@ -3,7 +3,8 @@
 //!
 //! A process of the run may have a view, and one that `undercroft view` has started: it is outside
 //! of the run, and of the same user, which the kernel says. That asks for the memory's descriptor,
-//! and becomes the program, which the run then treats as its own.
+//! and becomes the program, which the run then treats as its own. To other processes the memory's
+//! descriptor is not sent: the shim asks before.
 //!
 //! Nothing of it is written down for a successor. That finds the mappings again, and by their flags
 //! which of them are registered.
@@ -19,7 +20,7 @@ use undercroft_sys::object::{FileId, MemoryObject};
 use undercroft_sys::procfs::Vma;
 use undercroft_sys::uffd::UffdError;
 use undercroft_sys::{fdpass, process, procfs};
-use undercroft_wire::parse::{JOIN, View as Asked, answer_with};
+use undercroft_wire::parse::{JOIN, PASS_ON, View as Asked, answer_with};
 use undercroft_wire::protocol::NO_MACHINE_YET;
 
 use super::Control;
@@ -79,7 +80,7 @@ type Mapping = (VirtRange, u64, bool);
 
 /// Whether a first message is about views.
 pub(super) fn is_of_view(bytes: &[u8]) -> bool {
-    bytes == JOIN || Asked::parse(bytes).is_some()
+    bytes == JOIN || bytes == PASS_ON || Asked::parse(bytes).is_some()
 }
 
 impl Control {
@@ -89,31 +90,44 @@ impl Control {
         &self,
         socket: &OwnedFd,
         (uid, pid): (u32, Option<u32>),
-        bytes: &[u8],
+        (bytes, fds): (&[u8], &[OwnedFd]),
     ) -> io::Result<()> {
         let own = rustix::process::getuid().as_raw();
         let mut given = Vec::new();
         let code = match (Asked::parse(bytes), pid) {
             (Some(asked), Some(pid)) => self.take_view(pid, asked),
             (None, _) if bytes == JOIN && uid == own => self.joins(&mut given),
+            (None, Some(pid)) if bytes == PASS_ON => self.passes_on(pid, fds),
             _ => REFUSED,
         };
         fdpass::send(socket.as_fd(), &answer_with(code), &given)
     }
 
-    /// Gives the descriptors of the memory and of its page locks, if a monitor has mapped it.
+    /// Gives the descriptors of the memory and of its page locks.
     fn joins<'a>(&'a self, given: &mut Vec<BorrowedFd<'a>>) -> u32 {
         let Some(object) = &self.shared.guest else {
             return REFUSED;
         };
-        let all = self.shared.processes.all();
-        let mut pids = all.iter().filter_map(|of| of.pid());
-        if !pids.any(|pid| !mappings(pid, object.id()).is_empty()) {
-            return NO_MACHINE_YET;
-        }
         given.push(object.as_fd());
         given.extend(self.shared.locks.as_ref().map(|locks| locks.as_fd()));
         0
+    }
+
+    /// Whether process `pid` may send the memory's descriptor by this socket: to a process whose
+    /// mappings are heard of.
+    fn passes_on(&self, pid: u32, fds: &[OwnedFd]) -> u32 {
+        let peer = fds.first().and_then(|socket| fdpass::peer(socket).ok());
+        let to = peer.and_then(|peer| peer.pidfd.numbers().ok()?.first().copied());
+        let known = to.and_then(|to| self.shared.processes.of_pid(to));
+        if known.is_some_and(|of| of.has_agent()) {
+            return 0;
+        }
+        let to = to.map_or("a process".to_owned(), |to| format!("process {to}"));
+        warn(&format!(
+            "process {pid} may not send the machine's memory to {to}, which would read zeros where \
+             pages are away; start that by `undercroft view`"
+        ));
+        REFUSED
     }
 
     /// Registers what a process has mapped. Returns the code of the answer.

@@ -22,9 +22,9 @@ const NOT_HERE: [(&str, &str); 20] = [
     ("cargo xtask test", "it runs this test"),
     (
         "undercroft vm --name web",
-        "there is no such monitor; `vm_views.rs` has one of ours",
+        "there is no such disk; `vm_back_ends.rs` has one",
     ),
-    ("undercroft view", "it is a view of that monitor's memory"),
+    ("undercroft view", "it is a view of that machine"),
     ("sudo packaging/try-deb", "`packaging.rs` runs it"),
     ("packaging/build", "`packaging.rs` runs it"),
     (

@@ -50,6 +50,7 @@ mod transparency;
 mod trees;
 mod vm;
 mod vm_access;
+mod vm_back_ends;
 mod vm_inside;
 mod vm_kvm;
 mod vm_large;

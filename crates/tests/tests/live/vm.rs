@@ -143,15 +143,16 @@ fn archived(name: &str, mode: u32, bytes: &[u8]) -> Vec<u8> {
     archive
 }
 
-/// The drivers of a balloon, in the order in which they load.
-const BALLOON: [&str; 6] = [
-    "virtio_ring",
-    "virtio",
-    "virtio_pci_modern_dev",
-    "virtio_pci_legacy_dev",
-    "virtio_pci",
-    "virtio_balloon",
-];
+/// The drivers of a device of virtio, and that of its kind.
+pub(crate) fn drivers(of: &'static str) -> [&'static str; 6] {
+    let bus = [
+        "virtio_ring",
+        "virtio",
+        "virtio_pci",
+        "virtio_pci_modern_dev",
+    ];
+    [bus[0], bus[1], bus[2], bus[3], "virtio_pci_legacy_dev", of]
+}
 
 /// The only folder or file in `folder` whose name has `part`.
 fn only(folder: &Path, part: &str) -> Option<PathBuf> {
@@ -172,8 +173,10 @@ pub(crate) fn machine(folder: &Path, drivers: &[&str]) -> Option<[PathBuf; 2]> {
     for driver in drivers {
         let name = format!("{driver}.ko");
         let modules = only(&guest_kernel().join("lib/modules"), "cloud")?;
-        let from = modules.join("kernel/drivers/virtio").join(&name);
-        files.push((name, fs::read(from).ok()?));
+        let folders = ["virtio", "block"].map(|of| modules.join("kernel/drivers").join(of));
+        let mut read = folders.iter().map(|of| fs::read(of.join(&name)));
+        let bytes = read.find_map(Result::ok)?;
+        files.push((name, bytes));
     }
     machine_of(folder, "guest_init", files)
 }
@@ -286,7 +289,7 @@ fn memory_that_a_machine_gives_back_counts_no_more() {
         return skip("no qemu-system-x86_64");
     }
     let scratch = tempfile::tempdir().expect("a folder");
-    let Some(machine) = machine(scratch.path(), &BALLOON) else {
+    let Some(machine) = machine(scratch.path(), &drivers("virtio_balloon")) else {
         return skip(NO_MACHINE);
     };
     let balloon = "virtio-balloon-pci,free-page-reporting=on";
