@@ -58,10 +58,11 @@ int main(int argc, char **argv) {
         at++;
     pid_t child = forkpty(&terminal, NULL, NULL, NULL);
     if (child == 0) {
-        // A key that is a signal does not discard what the program prints because of it.
+        // A key that is a signal does not discard what the program prints because of it, and is not
+        // shown before or after that.
         struct termios mode;
         tcgetattr(0, &mode);
-        mode.c_lflag |= NOFLSH;
+        mode.c_lflag = (mode.c_lflag | NOFLSH) & ~ECHO;
         tcsetattr(0, TCSANOW, &mode);
         // As in a fresh session. A shell that runs the tests as a background job ignores these
         // signals.
