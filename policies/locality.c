@@ -10,9 +10,8 @@
  * waits less, they shrink.
  *
  * Differs: of 64 pages that come one after the other it is decided when they are there whether they
- * are a sequence, and not of those that leave together: a file hears of a batch too late. When the
- * first of a sequence leaves, the others are named to leave next. It knows 4 GiB of pages. Run it with
- * --placement waterfall. */
+ * are a sequence, and not of those that leave together: a file hears of a batch too late. It knows
+ * 4 GiB of pages. Run it with --placement waterfall. */
 #include "undercroft_policy.h"
 
 #ifndef STALL_MAX
@@ -20,14 +19,11 @@
 #endif
 enum { CHUNKS = 1 << 11, CHUNK = 512, PROBES = 32, RUN = 64, SEQUENCE_MIN = 16, NONE = -1 };
 enum { SHIFT_MAX = 64 /* nothing goes to the disk */, WINDOW_MS = 1000, PATIENCE = 3 };
-enum { SEQUENCES_AN_EVENT = 4 };
-/* It came along, and was not used; it is linked with others; these are to leave next. */
-enum { ALONG = 1, LINKED = 2, FOLLOWED = 4 };
+/* It came along, and was not used; it is linked with others. */
+enum { ALONG = 1, LINKED = 2 };
 
 static struct { uint32_t last, before; } times[CHUNKS * CHUNK];
 static uint8_t marks[CHUNKS * CHUNK];
-static int32_t next[CHUNKS * CHUNK];    /* of a linked page: the one that comes with it */
-static int32_t begun[RUN], begun_count; /* pages of which the first has left */
 static int64_t chunk_number[CHUNKS];    /* and 1; 0: there is no chunk here */
 static int32_t chunk_space[CHUNKS];
 /* Those that came last, in order. */
@@ -112,7 +108,6 @@ static void decide(void) {
         link_page(space_of(known[i]), page_of(known[i]), page_of(known[(i + 1) % n]));
         if (i >= ahead) place(space_of(known[i]), page_of(known[i]), tiers - 1);
         marks[known[i]] |= LINKED;
-        next[known[i]] = known[(i + 1) % n];
     }
     add(sequences, 1), add(on_disk, n - ahead);
 }
@@ -129,27 +124,10 @@ static void comes(int32_t at) {
 
 static void parts(int32_t at) {
     if (marks[at] & LINKED) link_page(space_of(at), page_of(at), page_of(at));
-    marks[at] &= ~(LINKED | FOLLOWED | ALONG);
-}
-
-/* The page is the first of its sequence that leaves: the others leave next, so that they lie together. */
-static void begins(int32_t at) {
-    if (!(marks[at] & LINKED) || marks[at] & FOLLOWED || begun_count == RUN) return;
-    begun[begun_count++] = at;
-    for (int32_t i = 0; i < RUN && marks[at] & LINKED; i++, at = next[at]) marks[at] |= FOLLOWED;
-}
-
-/* The batch is known. The other wishes of an event need room, too. */
-static void follow(void) {
-    for (int n = 0; begun_count > 0 && n < SEQUENCES_AN_EVENT; n++) {
-        int32_t at = begun[--begun_count];
-        for (int32_t i = 0; i < RUN && marks[at] & LINKED; i++, at = next[at])
-            if (get_page_state(space_of(at), page_of(at)) == UC_IN) reclaim(space_of(at), page_of(at));
-    }
+    marks[at] &= ~(LINKED | ALONG);
 }
 
 static void leaves(int32_t at) {
-    begins(at);
     if (marks[at] & ALONG) times[at].last = times[at].before = 0;
     else if (times[at].last) mean(&lifetime, now - times[at].last);
     marks[at] &= ~ALONG;
@@ -187,7 +165,6 @@ static void control(int64_t ms) {
 
 void on_event(int32_t kind, int32_t space, int64_t page, int64_t pages, int64_t detail) {
     int32_t at = NONE;
-    if (kind != UC_LEFT && kind != UC_STORED) follow();
     if (kind == UC_LOADED || kind == UC_CAME_ALONG || kind == UC_LEFT || kind == UC_USED)
         if ((at = find(space, page)) == NONE) return;
     switch (kind) {

@@ -15,10 +15,13 @@ use crate::batch::{BatchIndex, EvictItem, HALF_PAGES, InFlight, Outcome, Taken};
 use crate::ledger::Ledger;
 use crate::ledger::{ChunkHead, SPACE_BITS};
 use crate::limits::{EVICT_PAGES_MAX, RECENT_PAGES, SELECT_SCAN_MAX};
+use crate::page_table::PageTable;
+use crate::wished::Links;
 use crate::{BookEvent, Engine, Evictions, PageEvent, Room, notes};
 
 impl<L: Ledger> Evictions<'_, L> {
-    /// Starts a batch of up to `want` base pages, sorted by space and address. A large page ends
+    /// Starts a batch of up to `want` base pages, sorted by space and address. Pages that come
+    /// together stand together, so that they are stored so. A large page ends
     /// it, and may be beyond that. False when there is none. Beside a batch in flight it has at
     /// most [`HALF_PAGES`]. The pages are `Evicting` from now on.
     ///
@@ -47,6 +50,9 @@ impl<L: Ledger> Evictions<'_, L> {
         let mut protected = self.engine.protected();
         if !wishes.is_empty() {
             self.engine.name_wished(wishes, want, protected);
+        }
+        if self.engine.links.is_any() {
+            self.engine.name_together(want, protected);
         }
         self.engine.name_victims(want, protected);
         while self.engine.victims.is_empty() && protected > 0 && self.engine.books().is_full() {
@@ -294,6 +300,21 @@ impl<L: Ledger> Evictions<'_, L> {
     }
 }
 
+/// Sorts victims by space, and those of one space so that pages that come together stand together:
+/// in the order in which their first was chosen, each by address.
+#[inline(never)]
+fn order_linked<L: Ledger>(victims: &mut [PageNo], links: &Links, table: &PageTable<L>) {
+    let groups: Vec<PageNo> = victims.iter().map(|no| links.group(*no)).collect();
+    let chosen = |group: PageNo| groups.iter().position(|of| *of == group);
+    let keys = victims.iter().zip(&groups).map(|(no, group)| {
+        let (space, page) = table.address(*no);
+        (space, chosen(*group), page, *no)
+    });
+    let mut keys: Vec<_> = keys.collect();
+    keys.sort_unstable();
+    (victims.iter_mut().zip(keys)).for_each(|(no, key)| *no = key.3);
+}
+
 impl<L: Ledger> Engine<L> {
     /// Makes the victims the batch. The policy has already forgotten them.
     #[inline(always)] // on the eviction path
@@ -302,7 +323,9 @@ impl<L: Ledger> Engine<L> {
         let base = self.batch.begin();
         let stamp = self.stamp();
         let table = &mut self.table;
-        if self.victims.len() > 1 {
+        if self.links.is_any() {
+            order_linked(&mut self.victims, &self.links, table);
+        } else if self.victims.len() > 1 {
             self.victims.sort_unstable_by_key(|no| table.address(*no));
         }
         // Counted here, not when published: the refault distance must not depend on how long
@@ -383,11 +406,7 @@ impl<L: Ledger> Engine<L> {
         let kept = &self.kept.spaces;
         let mut busy = self.batch.spaces();
         busy.retain(|space| !kept.contains(space) && self.batch.places_for(*space).1 == 0);
-        let most = if self.batch.is_any() {
-            HALF_PAGES
-        } else {
-            EVICT_PAGES_MAX
-        };
+        let most = self.most_at_once();
         let Engine {
             table,
             recent,
@@ -446,15 +465,63 @@ impl<L: Ledger> Engine<L> {
     /// it can.
     fn find_wished(&self, space: SpaceId, page: VirtPage, protected: usize) -> Option<PageNo> {
         let no = self.find_named(space, page)?;
+        self.may_be_named(no, space, protected).then_some(no)
+    }
+
+    fn may_be_named(&self, no: PageNo, space: SpaceId, protected: usize) -> bool {
         let entry = self.table.entry(no);
-        let may_leave = entry.state == PageState::Resident
+        entry.state == PageState::Resident
             && !entry.flags.has(Flags::LOCKED)
             && !entry.flags.has(Flags::INHERITED)
             && self.is_listed(no)
             && !self.recent.holds(no, protected)
             && !self.kept.spaces.contains(&space)
-            && self.batch.places_for(space).1 > 0;
-        may_leave.then_some(no)
+            && self.batch.places_for(space).1 > 0
+    }
+
+    /// Makes pages that come together victims together, up to `want`: after each that the policy
+    /// names, those that come with it. If there is no room for all of them, the next batch begins
+    /// with the others. So they are stored side by side.
+    #[inline(never)]
+    fn name_together(&mut self, want: usize, protected: usize) {
+        let want = want.min(self.most_at_once());
+        let mut linked = Vec::new();
+        let mut first = self.links.begun.take();
+        loop {
+            linked.clear();
+            first
+                .iter()
+                .for_each(|no| self.links.append(*no, &mut linked));
+            for other in &linked {
+                let (space, _) = self.table.address(*other);
+                if self.may_be_named(*other, space, protected) && !self.victims.contains(other) {
+                    if self.victims.len() == want {
+                        self.links.begun = first;
+                        return;
+                    }
+                    self.reclaim.remove(*other);
+                    self.victims.push(*other);
+                }
+            }
+            let count = self.victims.len();
+            if count >= want {
+                return;
+            }
+            self.name_victims(count + 1, protected);
+            first = self.victims.get(count).copied();
+            if first.is_none() {
+                return;
+            }
+        }
+    }
+
+    /// Base pages of a batch that begins now, at most.
+    fn most_at_once(&self) -> usize {
+        if self.batch.is_any() {
+            HALF_PAGES
+        } else {
+            EVICT_PAGES_MAX
+        }
     }
 
     /// Makes those of `wishes` the victims that the policy could have named: up to `want` base
@@ -466,12 +533,7 @@ impl<L: Ledger> Engine<L> {
         want: usize,
         protected: usize,
     ) {
-        let most = if self.batch.is_any() {
-            HALF_PAGES
-        } else {
-            EVICT_PAGES_MAX
-        };
-        let mut missing = want.min(most) as u64;
+        let mut missing = want.min(self.most_at_once()) as u64;
         let mut looked = 0;
         while missing > 0
             && let Some(&(space, page)) = wishes.get(looked)

@@ -49,16 +49,20 @@ impl Places {
 /// same rest. A number may be another page's by now. Then that page comes along, or none does and
 /// the link is forgotten: no byte is at stake.
 #[derive(Debug, Default)]
-pub(crate) struct Links(Vec<[PageNo; 2]>);
+pub(crate) struct Links {
+    of: Vec<[PageNo; 2]>,
+    /// A page that has left: others that come with it leave next.
+    pub(crate) begun: Option<PageNo>,
+}
 
 impl Links {
     #[inline]
     pub(crate) fn is_any(&self) -> bool {
-        !self.0.is_empty()
+        !self.of.is_empty()
     }
 
     fn next(&self, no: PageNo) -> Option<PageNo> {
-        let [of, next] = *self.0.get(no.0 as usize % LINKS_MAX)?;
+        let [of, next] = *self.of.get(no.0 as usize % LINKS_MAX)?;
         (of == no).then_some(next)
     }
 
@@ -69,10 +73,10 @@ impl Links {
     }
 
     fn put(&mut self, no: PageNo, next: PageNo) {
-        if self.0.is_empty() {
-            self.0.resize(LINKS_MAX, [NONE; 2]);
+        if self.of.is_empty() {
+            self.of.resize(LINKS_MAX, [NONE; 2]);
         }
-        let place = &mut self.0[no.0 as usize % LINKS_MAX];
+        let place = &mut self.of[no.0 as usize % LINKS_MAX];
         if next != no {
             *place = [no, next];
         } else if place[0] == no {
@@ -85,6 +89,19 @@ impl Links {
         if self.holds(no) {
             self.put(no, no);
         }
+    }
+
+    /// The same number for all pages that come together: the least of them. [`NONE`], after all
+    /// others: the page comes alone.
+    pub(crate) fn group(&self, no: PageNo) -> PageNo {
+        let mut least = NONE;
+        let mut next = self.next(no);
+        for _ in 0..LOAD_PAGES_MAX {
+            let Some(page) = next else { break };
+            least = least.min(page);
+            next = self.next(page).filter(|_| page != no);
+        }
+        least
     }
 
     /// Appends the pages that come with a page, until that is met again: as many as one load has,

@@ -343,3 +343,34 @@ fn where_copies_go_and_come_from_is_told_by_rank() {
     ];
     assert_eq!(*told.0.lock().expect("one thread"), expected);
 }
+
+/// Pages that come together leave in one batch, side by side, and those that it has no room for
+/// first in the next one.
+#[test]
+fn linked_pages_leave_together_side_by_side() {
+    let (mut engine, space) = engine_that(200, true);
+    devices(&mut engine);
+    // Those that are to leave next. Each has its neighbours in the other circle.
+    let [first, second] = [200, 201].map(|from| (0..12).map(move |at| from + 2 * at));
+    for pages in [first.clone(), second.clone()] {
+        let after = pages.clone().cycle().skip(1);
+        for (page, next) in pages.zip(after) {
+            let next = Placing::With(VirtPage(next));
+            assert!(engine.evictions().place(space, VirtPage(page), next));
+        }
+    }
+    let mut leave = |want| {
+        let (mut items, mut wake) = (Vec::new(), Vec::new());
+        assert!(engine.evictions().select(want, &mut items));
+        for item in &items {
+            let stored = Outcome::Stored(FAST, Slot(item.page.0));
+            engine.evictions().settle(item.at, Taken::Moved, &mut wake);
+            engine.evictions().publish(item.at, stored, &mut wake);
+        }
+        items.iter().map(|item| item.page.0).collect::<Vec<_>>()
+    };
+    let (begun, left) = (second.clone().take(4), second.skip(4));
+    assert_eq!(leave(16), first.chain(begun).collect::<Vec<_>>());
+    assert_eq!(leave(12), left.chain(224..228).collect::<Vec<_>>());
+    assert_eq!(leave(3), [228, 229, 230]);
+}

@@ -158,7 +158,7 @@ fn memory_that_a_guest_does_not_use_is_known_and_leaves_when_a_user_asks() {
     assert!(count(&status, "/faults/swap_in") < 64, "{status}");
     run.signal(Signal::TERM); // it ends its sweeps, and compares everything
     let [sweeps, wrong] = last_numbers(&run.wait().expect(0));
-    assert!(sweeps > 100.0 && wrong == 0.0);
+    assert!(sweeps > 10.0 && wrong == 0.0, "{sweeps} sweeps, {wrong}");
 }
 
 /// The numbers after the word `filled`.
