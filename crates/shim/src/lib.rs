@@ -140,6 +140,7 @@ extern "C" fn init(_argc: i32, _argv: *const *const u8, envp: *const *const u8) 
         return;
     }
     exec::look_up();
+    passed_on::look_up();
     // SAFETY: as above.
     unsafe { view::look_up(envp) };
     if interpreted::by_valgrind() {

@@ -33,16 +33,26 @@ pub(crate) struct Several {
 type Real = unsafe extern "C" fn(i32, *const MsgHdr, i32) -> isize;
 type RealOfSeveral = unsafe extern "C" fn(i32, *mut Several, u32, i32) -> i32;
 
+/// The C library's own.
+#[unsafe(link_section = ".data")]
+static ONE: AtomicUsize = AtomicUsize::new(0);
+#[unsafe(link_section = ".data")]
+static SEVERAL: AtomicUsize = AtomicUsize::new(0);
+
+/// Looks for them at the start of the program: handlers of signals may send, and may not look.
+pub(crate) fn look_up() {
+    next(c"sendmsg", &ONE);
+    next(c"sendmmsg", &SEVERAL);
+}
+
 /// Stands in for the C library's sendmsg.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sendmsg(socket: i32, message: *const MsgHdr, flags: i32) -> isize {
-    #[unsafe(link_section = ".data")]
-    static REAL: AtomicUsize = AtomicUsize::new(0);
     // SAFETY: the program's own message.
     if has_machine() && unsafe { is_refused(socket, message) } {
         return fail(EACCES);
     }
-    match next(c"sendmsg", &REAL) {
+    match next(c"sendmsg", &ONE) {
         0 => {
             let (socket, flags) = (socket as u32 as usize, flags as u32 as usize);
             let message = message as usize;
@@ -61,14 +71,12 @@ unsafe extern "C" fn sendmsg(socket: i32, message: *const MsgHdr, flags: i32) ->
 /// Stands in for the C library's sendmmsg.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sendmmsg(socket: i32, all: *mut Several, count: u32, flags: i32) -> i32 {
-    #[unsafe(link_section = ".data")]
-    static REAL: AtomicUsize = AtomicUsize::new(0);
     let at = |of: u32| all.wrapping_add(of as usize).cast_const().cast();
     // SAFETY: the program's own messages. Each begins with a header.
     if has_machine() && (0..count).any(|of| unsafe { is_refused(socket, at(of)) }) {
         return fail(EACCES) as i32;
     }
-    match next(c"sendmmsg", &REAL) {
+    match next(c"sendmmsg", &SEVERAL) {
         0 => {
             let (socket, flags) = (socket as u32 as usize, flags as u32 as usize);
             let (all, count) = (all as usize, count as usize);
