@@ -274,6 +274,11 @@ fn lost_copies_are_made_anew_and_pages_without_any_are_lost(cluster: &mut Cluste
         Reply::Status("OK".into())
     );
     all_right();
+    // A copy that is still to be made anew would come back after it is deleted.
+    until("no copy is missing", 10, || {
+        let counts = counts(&tier);
+        counts.mended >= counts.missing && counts.degraded == 0
+    });
     // Both copies of one page: only that one is lost.
     let (slot, _, stamp) = &pages[5];
     let place = tier.shared.table.row(slot.0).expect("in use").place;
