@@ -1,7 +1,8 @@
 /* FlexSwap's SYS-Agg (§6.7), for programs that work in phases, each of which uses other memory. Where
  * a phase begins, more pages come than before. Then all pages in memory are old, and those that
  * are used from then on are not. Scans each `interval_ms` show that, and after each, up to `most_mib`
- * of the old pages leave. When no page is old any more there are no scans either.
+ * of the old pages leave. When no page is old any more there are no scans either. A phase may begin
+ * while pages of another are old: scans of a virtual machine may be seconds apart.
  *
  * Differs: it counts pages that come, and not faults, because a fault may bring many. They are more if
  * a tenth of a second has `uptick` of them, and four times the mean. After 30 scans no page is old, so
@@ -17,7 +18,7 @@ enum {
     GROUPS = 1 << 15,
     SPACES = 256,
     AHEAD = 1024,       /* pages that are named and have not left */
-    TICKS = 10,         /* so long it is waited for one of them */
+    TICKS = 10,         /* so long it is waited for one of them, and more that come are of one phase */
     LOOKS = 1024,       /* groups that one event looks at */
     PART = 256,         /* the mean is in parts */
     SCANS = 30,
@@ -33,8 +34,9 @@ static struct group groups[GROUPS];
 /* Scans of each space since the phase began. The first has uses of the phase before. */
 static uint8_t scans[SPACES];
 static int32_t interval_ms, uptick, most_mib, phases, old_pages;
-static int64_t came, mean, left_to_name, named, ticks;
-static int32_t is_scanning, next = GROUPS;
+static int64_t came, mean, old, left_to_name, named, ticks;
+/* Ticks since the phase began; the group at which the last event could name no more. */
+static int32_t age, next = GROUPS;
 
 static int32_t registered(const char *name, int64_t value) {
     int32_t bytes = 0;
@@ -65,28 +67,39 @@ static struct group *find(int32_t space, int64_t page) {
     return empty;
 }
 
+static void forget_old(struct group *group, uint64_t bit) {
+    old -= (group->old & bit) != 0;
+    group->old &= ~bit;
+}
+
 /* The page is in memory; one that is used or comes is not old. */
 static void use(int32_t space, int64_t page) {
     struct group *group = find(space, page);
     if (!group) return;
     uint64_t bit = (uint64_t)1 << (page & (PAGES - 1));
     group->known |= bit;
-    group->old &= ~bit;
+    forget_old(group, bit);
 }
 
 static void leave(int32_t space, int64_t page) {
     struct group *group = find(space, page);
     uint64_t bit = (uint64_t)1 << (page & (PAGES - 1));
-    if (group) group->known &= ~bit, group->old &= ~bit;
+    if (group) group->known &= ~bit, forget_old(group, bit);
     named -= named > 0, ticks = 0;
 }
 
 static void begin_phase(void) {
-    for (int i = 0; i < GROUPS; i++) groups[i].old = groups[i].known;
+    old = 0;
+    for (int i = 0; i < GROUPS; i++) old += __builtin_popcountll(groups[i].old = groups[i].known);
     for (int i = 0; i < SPACES; i++) scans[i] = 0;
-    is_scanning = 1, next = GROUPS;
+    age = 0, next = GROUPS;
     set_parameter(phases, get_parameter(phases) + 1);
     scan(get_parameter(interval_ms));
+}
+
+static void end_scans(void) {
+    next = GROUPS;
+    scan(0);
 }
 
 /* Names old pages of spaces that were scanned since the phase began, as far as they may leave now. */
@@ -100,31 +113,29 @@ static void name_old(void) {
             if (get_page_state(group->space, page) != UC_IN) group->known &= ~bit;
             else if (!reclaim_now(group->space, page)) return;
             else named++, left_to_name--;
-            group->old &= ~bit;
+            forget_old(group, bit);
         }
     }
+    if (next >= GROUPS && !old) end_scans();
 }
 
 static void scanned(int32_t space) {
     uint8_t *of = &scans[space & (SPACES - 1)];
-    int64_t old = 0;
     *of += *of < SCANS;
-    for (int i = 0; i < GROUPS; i++) old += __builtin_popcountll(groups[i].old);
     set_parameter(old_pages, old);
     left_to_name = get_parameter(most_mib) << 8;
     next = 0;
-    if (old && *of < SCANS) return;
-    is_scanning = 0, next = GROUPS;
-    scan(0);
+    if (!old || *of == SCANS) end_scans();
 }
 
 static void tick(void) {
-    int64_t more = came >= get_parameter(uptick) && came * PART > 4 * mean;
+    int32_t more = came >= get_parameter(uptick) && came * PART > 4 * mean;
     mean += (came * PART - mean) / 32;
     came = 0;
+    age++;
     if (++ticks > TICKS) named = 0; /* what has not left by now may not */
     /* The start is one, too: a process is managed from its start only if its policy asks for scans. */
-    if ((more || !get_parameter(phases)) && !is_scanning) begin_phase();
+    if ((more && age > TICKS) || !get_parameter(phases)) begin_phase();
 }
 
 void on_event(int32_t kind, int32_t space, int64_t page, int64_t pages, int64_t detail) {

@@ -302,3 +302,16 @@ fn what_a_past_phase_used_leaves_by_sys_agg_as_a_file() {
     // What is used stays.
     assert!(came < part * 5 / 4, "{came}: {outcome}");
 }
+
+/// Scans of a virtual machine are so far apart that a phase may begin before one was heard of the
+/// last. Here the file's code runs as a program, so that each scan comes when the test wants it.
+#[test]
+fn a_phase_that_begins_before_a_scan_of_the_last_one_is_seen_by_sys_agg() {
+    let hears = Command::new(build("sys_agg_hears"))
+        .output()
+        .expect("it runs");
+    assert!(hears.status.success(), "{hears:?}");
+    let heard = String::from_utf8_lossy(&hears.stdout);
+    let must = "3 phases, 0 early, 2000 past, 0 present, scans each 0 ms";
+    assert_eq!(heard.trim(), must);
+}
