@@ -30,6 +30,10 @@
 //     fills the first SET_MIB, prints `filled`, and visits random pages of these, each time BURST words. Each
 //     20 ms it prints seconds, visits so far, and the memory. SIGTERM ends that. Then it prints the words that
 //     are wrong.
+//   phases MIB 1 SEED PARTS ROUNDS SECONDS
+//     uses one part of the memory after the other, each for some SECONDS, as `serve` does, with bursts of 512
+//     words. A part is filled when its first phase begins, and compared when one ends. Each 20 ms it prints seconds,
+//     the memory and visits so far, and at the end the words that are wrong.
 //   linear MIB 1 SEED SET_MIB ROUNDS REST_US
 //     a set of pages at random places of the memory, which follow each other in the program's addresses, by
 //     page tables that map nothing else of it. They are filled; then, after a SIGTERM, the virtual CPU writes to
@@ -664,6 +668,30 @@ static int serve_requests(u64 served, u64 burst) {
     return box_of(0)->wrong ? WRONG : 0;
 }
 
+static int phases(u64 parts, u64 rounds, double seconds) {
+    u64 wrong = 0, visits = 0, begin_at = first;
+    pages /= parts;
+    double began = now();
+    for (u64 phase = 0; phase < rounds * parts; phase++) {
+        first = begin_at + phase % parts * pages;
+        double until = now() + seconds;
+        if (phase < parts) all(FILL, 0, 0);
+        struct box asked = {SERVE, 0, cpus, seed + phase, 0, WORDS, first, pages, .stop = 0};
+        memcpy(box_of(0), &asked, sizeof asked);
+        pthread_t thread = start(0);
+        do {
+            usleep(20000);
+            printf("%.4f %lu %lu\n", now() - began, resident(), visits + box_of(0)->given);
+            fflush(stdout);
+        } while (now() < until);
+        box_of(0)->stop = 1;
+        pthread_join(thread, 0);
+        wrong += box_of(0)->wrong, visits += box_of(0)->given;
+    }
+    printf("%lu wrong\n", wrong);
+    return wrong ? WRONG : 0;
+}
+
 static int linear(u64 rounds) {
     u64 wrong = 0;
     signal(SIGTERM, end);
@@ -703,6 +731,7 @@ int main(int argc, char **argv) {
     if (!strcmp(mode, "work")) return work(visits, burst);
     if (!strcmp(mode, "parts")) return parts(visits, burst, how);
     if (set) return linear(burst);
+    if (!strcmp(mode, "phases")) return cpus > 1 || argc < 8 || !visits ? 2 : phases(visits, burst, strtod(how, 0));
     if (!strcmp(mode, "serve")) return cpus > 1 ? 2 : serve_requests(visits << 8, burst);
     if (!strcmp(mode, "hot")) return argc < 9 ? 2 : hot(visits << 8, burst, atoi(argv[7]), atoi(argv[8]));
     all(SAME, 0, 0);

@@ -14,12 +14,13 @@ macro_rules! policies {
     };
 }
 
-const POLICIES: [(&str, &str); 8] = policies![
+const POLICIES: [(&str, &str); 9] = policies![
     "clock",
     "clock_w",
     "dt_reclaimer",
     "linear_pf",
     "locality",
+    "sys_agg",
     "sys_r",
     "temperature",
     "wsr",

@@ -68,6 +68,7 @@ fn machines_of_flexswap_have_their_rows_and_pictures() {
     for (experiment, rows, picture) in [
         ("flexswap-linearpf", 6, "throughput.svg"),
         ("flexswap-fig13", 2, "recovery.svg"),
+        ("flexswap-fig12", 18, "memory-guest.svg"),
     ] {
         let out = tempfile::tempdir_in(programs_folder()).expect("a folder on a disk");
         let path = out.path().display().to_string();

@@ -45,7 +45,7 @@ pub(crate) enum Run {
 }
 
 /// Every experiment.
-pub(crate) static EXPERIMENTS: [Experiment; 41] = [
+pub(crate) static EXPERIMENTS: [Experiment; 42] = [
     Experiment {
         name: "patterns",
         about: "memory patterns under equal total DRAM: RAM tier against zram and zswap, file \
@@ -243,6 +243,12 @@ pub(crate) static EXPERIMENTS: [Experiment; 41] = [
         about: "FlexSwap, figure 11: SYS-R, a policy that knows the instruction of a fault, on a \
                 product of matrices in four fifths of its memory",
         run: Run::Measured(flexswap::fig11),
+    },
+    Experiment {
+        name: "flexswap-fig12",
+        about: "FlexSwap, figure 12: memory over time of a program that works in phases, by SYS-Agg \
+                and by the dt-reclaimer, as a process and in a virtual machine",
+        run: Run::Measured(flexswap::fig12),
     },
     Experiment {
         name: "flexswap-linearpf",

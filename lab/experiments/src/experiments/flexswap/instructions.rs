@@ -10,14 +10,11 @@ use std::path::Path;
 use anyhow::Context;
 use undercroft_base::Bytes;
 
-use super::super::redis_server::installed;
 use super::super::{Lab, progress, retrying, skip};
-use super::{program, record, run, unreadable};
+use super::{lacks, over_file, program, record, run, unreadable};
 use crate::policy_file;
 use crate::results::{Better, Results, Target};
-use crate::rig::{
-    CommandLine, Finished, Rig, RigError, Stdout, SwapFile, TierChoice, Undercroft, swap,
-};
+use crate::rig::{CommandLine, Finished, Rig, RigError, Stdout, SwapFile, swap};
 
 const PRODUCT: &str = include_str!("../../../../../crates/tests/programs/matmul.c");
 const CASE: &str = "product of matrices";
@@ -35,14 +32,7 @@ pub(crate) fn fig11(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
         ("limit_bytes".into(), limit.0.to_string()),
         ("rounds".into(), rounds.to_string()),
     ]);
-    let no_cc = || (!installed("cc")).then(|| "cc is missing: it makes the program".to_owned());
-    let no_binary = || {
-        let binary = &lab.options.undercroft_binary;
-        binary
-            .is_none()
-            .then(|| "no binary of undercroft".to_owned())
-    };
-    if let Some(why) = policy_file::lacks().or_else(no_cc).or_else(no_binary) {
+    if let Some(why) = lacks(lab) {
         skip(results, &format!("flexswap-fig11: {why}"));
         return Ok(());
     }
@@ -79,20 +69,17 @@ pub(crate) fn fig11(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
 fn rigs(lab: &Lab, limit: Bytes, sys_r: &Path) -> Vec<Box<dyn Rig>> {
     let size = Bytes(limit.0 * 4);
     let ours = |name, policy: &str| {
-        let mut extra = lab.options.undercroft_arguments.clone();
-        for word in ["--access-scan", "never", "--prefetch", "none", "--policy"] {
-            extra.push(word.into());
-        }
-        extra.push(policy.to_owned());
-        Some(Box::new(Undercroft {
-            binary: lab.options.undercroft_binary.clone()?,
-            name: Some(name),
-            tier: TierChoice::File(lab.swap_directory()),
-            swap: size,
-            directory: lab.options.out.clone(),
-            extra,
-            alone: true,
-        }) as Box<dyn Rig>)
+        let options = [
+            "--access-scan",
+            "never",
+            "--prefetch",
+            "none",
+            "--policy",
+            policy,
+        ];
+        let options = options.map(str::to_owned);
+        let binary = lab.options.undercroft_binary.as_ref()?;
+        Some(Box::new(over_file(lab, binary, name, size, options)) as Box<dyn Rig>)
     };
     let file = sys_r.display().to_string();
     let rigs = [("lru", "lru"), ("auto", "auto"), ("sys-r", &file)];

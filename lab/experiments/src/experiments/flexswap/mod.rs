@@ -5,6 +5,7 @@ mod cold;
 mod fault;
 mod instructions;
 mod linear;
+mod phases;
 mod recovery;
 
 use std::collections::BTreeMap;
@@ -27,6 +28,7 @@ pub(crate) use cold::fig9;
 pub(crate) use fault::fig6;
 pub(crate) use instructions::fig11;
 pub(crate) use linear::linear;
+pub(crate) use phases::fig12;
 pub(crate) use recovery::fig13;
 
 const MONITOR: &str = include_str!("../../../../../crates/tests/programs/kvm_guest.c");
@@ -44,6 +46,35 @@ fn lacks_kvm() -> Option<String> {
         .write(true)
         .open("/dev/kvm");
     kvm.err().map(|why| format!("no KVM: /dev/kvm: {why}"))
+}
+
+/// Why no program can be made here, or no policy, or neither can be run.
+fn lacks(lab: &Lab) -> Option<String> {
+    let no_cc = || (!installed("cc")).then(|| "cc is missing: it makes the program".to_owned());
+    let missing = lab.options.undercroft_binary.is_none();
+    let no_binary = || missing.then(|| "no binary of undercroft".to_owned());
+    policy_file::lacks().or_else(no_cc).or_else(no_binary)
+}
+
+/// Our rig over a file, with more options.
+fn over_file(
+    lab: &Lab,
+    binary: &Path,
+    name: &'static str,
+    swap: Bytes,
+    options: impl IntoIterator<Item = String>,
+) -> Undercroft {
+    let mut extra = lab.options.undercroft_arguments.clone();
+    extra.extend(options);
+    Undercroft {
+        binary: binary.to_owned(),
+        name: Some(name),
+        tier: TierChoice::File(lab.swap_directory()),
+        swap,
+        directory: lab.options.out.clone(),
+        extra,
+        alone: true,
+    }
 }
 
 /// Runs a compiler, which is to make `what`.
@@ -87,18 +118,13 @@ impl Guests<'_> {
         experiment: &str,
         results: &mut Results,
     ) -> anyhow::Result<Option<Guests<'a>>> {
-        let binary = &lab.options.undercroft_binary;
-        let no_binary = || {
-            let missing = binary.is_none();
-            missing.then(|| "no binary of undercroft".to_owned())
-        };
-        let lacks = lacks_kvm().or_else(policy_file::lacks).or_else(no_binary);
-        if let Some(why) = lacks {
+        if let Some(why) = lacks_kvm().or_else(|| lacks(lab)) {
             skip(results, &format!("{experiment}: {why}"));
             return Ok(None);
         }
         let monitor = monitor(&lab.options.out)?;
-        let binary = binary.clone().context("a binary of undercroft")?;
+        let binary = lab.options.undercroft_binary.clone();
+        let binary = binary.context("a binary of undercroft")?;
         Ok(Some(Guests {
             lab,
             binary,
@@ -119,17 +145,7 @@ impl Guests<'_> {
         memory: Bytes,
         options: impl IntoIterator<Item = String>,
     ) -> Box<dyn Rig> {
-        let mut extra = self.lab.options.undercroft_arguments.clone();
-        extra.extend(options);
-        let run = Undercroft {
-            binary: self.binary.clone(),
-            name: Some(name),
-            tier: TierChoice::File(self.lab.swap_directory()),
-            swap: Bytes(memory.0 * 2),
-            directory: self.lab.options.out.clone(),
-            extra,
-            alone: true,
-        };
+        let run = over_file(self.lab, &self.binary, name, Bytes(memory.0 * 2), options);
         Box::new(UndercroftGuest { run, memory })
     }
 
