@@ -40,7 +40,7 @@ struct Sizes {
 
 pub(crate) fn fig12(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
     let sizes = Sizes {
-        memory: Bytes(lab.options.footprint_mib.unwrap_or(lab.pick(32, 64)) << 20),
+        memory: Bytes(lab.options.footprint_mib.unwrap_or(32) << 20),
         seconds: lab.pick(1.5, 4.5),
         scans_ms: lab.pick([300, 200], [1500, 500]),
     };
@@ -83,7 +83,7 @@ pub(crate) fn fig12(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
         let options = options(file.as_deref());
         Box::new(over_file(lab, binary, name, swap, options)) as Box<dyn Rig>
     });
-    let part = sizes.memory.0 / PARTS >> 20;
+    let part = (sizes.memory.0 / PARTS) >> 20;
     let numbers = [PARTS as f64, part as f64, sizes.seconds, TIMES as f64];
     let words = numbers.map(|of| of.to_string().into());
     let command = CommandLine {
