@@ -328,8 +328,58 @@ impl Advice {
             moves_wished: count(&self.moves_asked),
             moves_done: count(&self.moves_done),
             scans: count(&self.scans),
-            wishes_refused: count(&self.flooded) + self.wishes.dropped(),
+            wishes_refused: count(&self.flooded),
+            wishes_dropped: self.wishes.dropped(),
             parameters: parameters.collect(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use undercroft_base::TierId;
+    use undercroft_plugin::Wish;
+
+    use super::*;
+
+    /// Each kind of wish has a queue of 4,096, except that tiers and companions share one.
+    #[test]
+    fn wishes_that_find_their_queue_full_are_counted_in_the_report() {
+        let to = |what, page| Wish {
+            what,
+            space: SpaceId(1),
+            page: VirtPage(page),
+        };
+        let move_one = What::Move {
+            pages: 1,
+            from: TierId(0),
+            to: TierId(1),
+        };
+        let kinds = [
+            What::Reclaim,
+            What::ReclaimNow,
+            What::Prefetch,
+            What::Place(TierId(0)),
+            move_one,
+        ];
+        let advice = Advice::new("a.wasm");
+        let dropped = || {
+            (
+                advice.report().wishes_dropped,
+                advice.report().wishes_refused,
+            )
+        };
+        for (kinds_before, what) in kinds.into_iter().enumerate() {
+            assert!((0..4096).all(|page| advice.wishes.add(to(what, page))));
+            assert_eq!(dropped(), (kinds_before as u64 * 3, 0), "{what:?} has room");
+            for page in 0..3 {
+                assert!(!advice.wishes.add(to(what, page)), "{what:?} has no room");
+            }
+        }
+        assert!(!advice.wishes.add(to(What::Link(VirtPage(2)), 1)));
+        assert_eq!(dropped(), (16, 0));
+        assert!(advice.wishes.next(What::Reclaim).is_some());
+        assert!(advice.wishes.add(to(What::Reclaim, 9)), "one was taken");
+        assert_eq!(dropped(), (16, 0));
     }
 }

@@ -607,8 +607,12 @@ pub struct PluginReport {
     /// Scans of access bits that it asked for and heard of: one for each space that was scanned.
     #[serde(default)]
     pub scans: u64,
-    /// Pages that it named, for either, beyond what an event, or the queue, has room for.
+    /// Wishes beyond what an event may have, or of a move for which there was no room: the file was
+    /// told so.
     pub wishes_refused: u64,
+    /// Wishes that were dropped because too many waited. The file was not told.
+    #[serde(default)]
+    pub wishes_dropped: u64,
     /// The parameters that it has registered.
     pub parameters: Vec<PluginParameter>,
 }
