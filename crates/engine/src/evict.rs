@@ -51,7 +51,7 @@ impl<L: Ledger> Evictions<'_, L> {
         if !wishes.is_empty() {
             self.engine.name_wished(wishes, want, protected);
         }
-        if self.engine.links.is_any() {
+        if self.engine.links.is_any() && self.engine.table.large() == 0 {
             self.engine.name_together(want, protected);
         }
         self.engine.name_victims(want, protected);
@@ -493,8 +493,10 @@ impl<L: Ledger> Engine<L> {
                 .iter()
                 .for_each(|no| self.links.append(*no, &mut linked));
             for other in &linked {
-                let (space, _) = self.table.address(*other);
-                if self.may_be_named(*other, space, protected) && !self.victims.contains(other) {
+                // What was linked may have been dropped since.
+                let space = self.table.address_if_used(*other).map(|address| address.0);
+                let may_leave = |space| self.may_be_named(*other, space, protected);
+                if space.is_some_and(may_leave) && !self.victims.contains(other) {
                     if self.victims.len() == want {
                         self.links.begun = first;
                         return;

@@ -373,4 +373,13 @@ fn linked_pages_leave_together_side_by_side() {
     assert_eq!(leave(16), first.chain(begun).collect::<Vec<_>>());
     assert_eq!(leave(12), left.chain(224..228).collect::<Vec<_>>());
     assert_eq!(leave(3), [228, 229, 230]);
+    // A page that was linked, and whose chunk is no more.
+    let next = Placing::With(VirtPage(600));
+    assert!(engine.evictions().place(space, VirtPage(231), next));
+    let gone = VirtRange::new(VirtPage(512), VirtPage(1024));
+    engine.layout().unmapped(space, gone);
+    let mut items = Vec::new();
+    assert!(engine.evictions().select(2, &mut items));
+    let pages: Vec<u64> = items.iter().map(|item| item.page.0).collect();
+    assert_eq!(pages, [231, 232]);
 }
