@@ -46,8 +46,8 @@ pub(crate) struct Kept {
 struct Waiting {
     /// How long the page waits before it may be chosen again, in chosen pages.
     wait: u64,
-    /// The count of chosen pages at which it may.
-    due: u64,
+    /// When that is, by the count of chosen pages. `None`: it may be chosen.
+    due: Option<u64>,
 }
 
 impl Kept {
@@ -228,7 +228,7 @@ impl<L: Ledger> Engine<L> {
     /// The policy knows a page again, unless the kernel refused to move it or it is locked.
     pub(crate) fn let_move(&mut self, no: PageNo) {
         let (space, _) = self.table.address(no);
-        let waits = self.kept.refusals.contains_key(&no);
+        let waits = (self.kept.refusals.get(&no)).is_some_and(|refusal| refusal.due.is_some());
         let locked = self.table.entry(no).flags.has(Flags::LOCKED);
         if !waits && !locked && self.kept.still.contains(&(space, no)) {
             self.take_back(space, no);
@@ -253,11 +253,16 @@ impl<L: Ledger> Engine<L> {
 
     fn wait_until(&mut self, no: PageNo, wait: u64, due: u64) {
         let (space, _) = self.table.address(no);
-        self.kept.refusals.insert(no, Waiting { wait, due });
+        let waiting = Waiting {
+            wait,
+            due: Some(due),
+        };
+        self.kept.refusals.insert(no, waiting);
         self.kept.due.push(Reverse((due, space, no)));
         if self.kept.due.len() > 2 * self.kept.refusals.len() + EVICT_PAGES_MAX {
             let refusals = &self.kept.refusals;
-            let needed = |due: u64, no: &PageNo| refusals.get(no).is_some_and(|r| r.due == due);
+            let needed =
+                |due: u64, no: &PageNo| refusals.get(no).is_some_and(|r| r.due == Some(due));
             self.kept
                 .due
                 .retain(|Reverse((due, _, no))| needed(*due, no));
@@ -274,7 +279,7 @@ impl<L: Ledger> Engine<L> {
             && (all || due <= self.evictions)
         {
             self.kept.due.pop();
-            let waits = self.kept.refusals.get(&no).is_some_and(|r| r.due == due);
+            let waits = (self.kept.refusals.get(&no)).is_some_and(|r| r.due == Some(due));
             // It may be gone, or be another page.
             if waits && self.kept.has(&(space, no)) {
                 self.take_back(space, no);
@@ -296,6 +301,9 @@ impl<L: Ledger> Engine<L> {
         let (_, page) = self.table.address(no);
         if !self.kept.pages.remove(&(space, no)) {
             self.forget_still(space, no);
+        }
+        if let Some(refusal) = self.kept.refusals.get_mut(&no) {
+            refusal.due = None;
         }
         self.tell_page(space, page, PageEvent::TakenBack);
         self.reclaim.insert(no, Arrival::Returned);
@@ -371,8 +379,13 @@ impl<L: Ledger> Engine<L> {
                 self.reclaim.insert(new, Arrival::Returned);
             }
         }
-        if let Some(Waiting { wait, due }) = refusal {
-            self.wait_until(new, wait, due);
+        match refusal {
+            Some(Waiting {
+                wait,
+                due: Some(due),
+            }) => self.wait_until(new, wait, due),
+            Some(ended) => _ = self.kept.refusals.insert(new, ended),
+            None => {}
         }
     }
 

@@ -1,5 +1,7 @@
 //! Pages that the kernel will not move are not chosen again and again.
 
+use std::collections::BTreeSet;
+
 use crate::common;
 use undercroft_base::{PageCount, SpaceId, VirtPage, VirtRange};
 use undercroft_engine::{Engine, EvictItem, Outcome, Taken, VecLedger};
@@ -89,6 +91,24 @@ fn refused_pages_are_tried_when_nothing_else_can_leave() {
         let (refused, chosen) = choose(&mut engine, space, 64);
         assert_eq!((refused.len() as u64, chosen), (FIXED, FIXED));
     }
+}
+
+/// It has waited for its refusal, and is not chosen yet when the program locks it for a time.
+#[test]
+fn a_page_that_was_refused_may_leave_after_it_was_locked() {
+    let (mut engine, space) = engine(PAGES);
+    engine.evictions().set_floor(PageCount(0));
+    engine.layout().lock(space, range(FIXED, PAGES), true);
+    assert_eq!(choose(&mut engine, space, 64).1, FIXED);
+    assert_eq!(choose(&mut engine, space, 1).0, [0], "all are taken back");
+    for on in [true, false] {
+        engine.layout().lock(space, range(1, FIXED), on);
+    }
+    // The policy looks at some of its pages for each batch.
+    let chosen: BTreeSet<u64> = (0..20)
+        .flat_map(|_| choose(&mut engine, space, 64).0)
+        .collect();
+    assert_eq!(chosen, (0..FIXED).collect());
 }
 
 #[test]
