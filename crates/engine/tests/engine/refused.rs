@@ -93,7 +93,7 @@ fn refused_pages_are_tried_when_nothing_else_can_leave() {
     }
 }
 
-/// It has waited for its refusal, and is not chosen yet when the program locks it for a time.
+/// The program locks it for a time after it waited, and before it was chosen.
 #[test]
 fn a_page_that_was_refused_may_leave_after_it_was_locked() {
     let (mut engine, space) = engine(PAGES);
