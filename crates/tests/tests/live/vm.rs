@@ -74,7 +74,7 @@ fn a_guest_in_a_quarter_of_its_memory_keeps_every_byte_while_managers_die() {
 #[test]
 fn a_guest_below_its_limit_has_no_fault() {
     turn!(beside_others, "it is about guest memory");
-    let mut run = guest("guest", 16 * MIB, &["2", "10", "5"])
+    let mut run = guest("guest", 16 * MIB, &["2", "7", "5"])
         .limit(256 * MIB)
         .start();
     run.until("memory", 20, |run| {
