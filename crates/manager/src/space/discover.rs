@@ -214,7 +214,8 @@ pub(crate) fn manage_again(shared: &Shared, process: &Process, ranges: &[VirtRan
 ///
 /// [`Ground::around`]: crate::space::ground::Ground::around
 pub(crate) fn register_ground(process: &Process, range: VirtRange) -> Option<VirtRange> {
-    let ground = with_whole_ends(process.maps().ok()?, process.ground.around(range)?);
+    let ground = process.ground.around(range)?;
+    let ground = with_whole_ends(process.maps().ok()?, process.ground.beyond(ground));
     let done = (process.memory).register(ground, RegisterMode::MISSING_WP);
     done.ok().map(|()| ground)
 }
@@ -323,7 +324,7 @@ fn register_some(
     };
     let found = some_mappings(maps, all, may);
     let end = found.last()?.end;
-    let mut ground = around;
+    let mut ground = process.ground.beyond(around);
     if found.len() == MAPPINGS_A_HOLD
         && let Ok(Some(next)) = maps.at_or_above(end)
     {
@@ -472,11 +473,9 @@ fn register_whole(
         let Some(range) = next.pop() else { break };
         // A refusal: the mapping is gone, or of a kind that cannot be registered. Nothing is
         // write-protected yet (see `crate::space::cow`).
-        if process
-            .memory
-            .register(range, RegisterMode::MISSING_WP)
-            .is_err()
-        {
+        let register = |range| (process.memory).register(range, RegisterMode::MISSING_WP);
+        let wide = with_whole_ends(maps, process.ground.beyond(range));
+        if register(wide).or_else(|_| register(range)).is_err() {
             continue;
         }
         let below = VirtPage(range.start.0.saturating_sub(1));

@@ -5,6 +5,10 @@
 //! registered. All between two of those is new or empty. So no end is inside a mapping, whatever
 //! the program maps there meanwhile.
 //!
+//! The program may also replace all there is on both sides of an end by one mapping, which is then
+//! cut there. It does so near to where it has just mapped something. So a registration goes on
+//! beyond its ground ([`Ground::beyond`]).
+//!
 //! A hint. An old one only makes registrations smaller or larger than they need be: the books learn
 //! of a mapping only once it is registered whole (`discover.rs`).
 
@@ -14,6 +18,10 @@ use std::sync::Mutex;
 use undercroft_base::{VirtPage, VirtRange};
 
 use crate::sync::lock;
+
+/// How far a registration goes on beyond its ground, in pages. Bounds how many mappings the kernel
+/// looks at.
+const BEYOND_PAGES: u64 = 1024;
 
 /// The known mappings of an address space.
 pub(crate) struct Ground {
@@ -90,6 +98,17 @@ impl Ground {
         let marks = lock(&self.marks);
         let room = marks.fences.room(range, self.all)?;
         Some(room.intersect(marks.registered.beside(range, self.all)))
+    }
+
+    /// `ground`, and [`BEYOND_PAGES`] on both sides, but no fence. What is registered there stays as
+    /// it is: the kernel passes over it.
+    pub(crate) fn beyond(&self, ground: VirtRange) -> VirtRange {
+        let far = VirtRange::new(
+            VirtPage(ground.start.0.saturating_sub(BEYOND_PAGES)),
+            ground.end.plus(BEYOND_PAGES),
+        );
+        let marks = lock(&self.marks);
+        marks.fences.beside(ground, self.all).intersect(far)
     }
 
     /// Ranges, one for each part of the ground that some of the mappings `of` share: from its first
@@ -227,6 +246,22 @@ mod tests {
         ground.fence(pages(302, 304));
         assert_eq!(ground.around(pages(320, 330)), Some(pages(305, 900)));
         assert_eq!(ground.around(pages(250, 260)), Some(pages(210, 300)));
+    }
+
+    /// A mapping that replaces all there is at an end is not split there.
+    #[test]
+    fn a_registration_goes_on_beyond_its_ground_but_over_no_fence() {
+        let ground = Ground::new(pages(16, 1 << 35));
+        let fences = [pages(10_000, 10_010), pages(19_000, 19_100)];
+        ground.surveyed(fences, &[pages(15_000, 15_100)]);
+        for (of, to) in [
+            ((15_100, 15_200), (14_076, 16_224)),
+            ((10_020, 15_000), (10_010, 16_024)),
+            ((18_000, 18_900), (16_976, 19_000)),
+            ((100, 200), (16, 1224)),
+        ] {
+            assert_eq!(ground.beyond(pages(of.0, of.1)), pages(to.0, to.1));
+        }
     }
 
     #[test]
