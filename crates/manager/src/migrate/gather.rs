@@ -11,8 +11,7 @@ use undercroft_base::{PageNo, Slot, TierId};
 
 use super::Migrator;
 
-/// Time between two passes. Copies that fork relatives share stay where they are, so that a pass
-/// may not help.
+/// Time after a pass that moved nothing: copies that fork relatives share stay where they are.
 const REST: Duration = Duration::from_secs(5);
 
 /// The pass under way, and when the next may begin.
@@ -28,6 +27,8 @@ struct Pass {
     ranges: Vec<Range<Slot>>,
     /// Where the ledger is read on.
     next: PageNo,
+    /// Copies that it has moved.
+    moved: usize,
 }
 
 impl Migrator {
@@ -45,21 +46,19 @@ impl Migrator {
             };
             self.shared.books.free_released(); // second copies were given up
             let tier = pass.tier;
-            match next {
-                Some(next) => {
-                    pass.next = next;
-                    self.gather.pass = Some(pass);
-                }
-                None => self.gather.rests_until = Some(Instant::now() + REST),
-            }
             self.items.sort_unstable_by_key(|item| item.slot);
             let moved = if self.items.is_empty() {
                 0
             } else {
                 self.move_from(tier, tier)
             };
-            if next.is_none() {
-                self.shared.books.tiers[usize::from(tier.0)].tier.gathered();
+            pass.moved += moved;
+            match next {
+                Some(next) => {
+                    pass.next = next;
+                    self.gather.pass = Some(pass);
+                }
+                None => self.ends(&pass),
             }
             if moved > 0 {
                 return moved;
@@ -67,6 +66,15 @@ impl Migrator {
             self.items.clear();
         }
         0
+    }
+
+    fn ends(&mut self, pass: &Pass) {
+        let tiers = &self.shared.books.tiers;
+        tiers[usize::from(pass.tier.0)].tier.gathered();
+        if pass.moved == 0 {
+            self.gather.rests_until = Some(Instant::now() + REST);
+        }
+        self.shared.signals.kick_evictor(); // which discards what is empty
     }
 
     fn begin_pass(&self) -> Option<Pass> {
@@ -84,6 +92,7 @@ impl Migrator {
             tier,
             ranges,
             next: PageNo(0),
+            moved: 0,
         })
     }
 }

@@ -296,7 +296,7 @@ fn a_file_has_at_most_twice_what_it_holds_and_64_mib_more() {
     assert!(most > 100 * MIB, "{most} B: nothing to give back");
     let begun = Instant::now();
     let mut found = (0, 0);
-    let (held, has) = run.until("space that is given back", 30, |run| {
+    let (held, has) = run.until("space that is given back", 90, |run| {
         let now = (held(run)?, space(run, folder));
         if now != found {
             say(&format!(
