@@ -100,8 +100,8 @@ impl Ground {
         Some(room.intersect(marks.registered.beside(range, self.all)))
     }
 
-    /// `ground`, and [`BEYOND_PAGES`] on both sides, but no fence. What is registered there stays as
-    /// it is: the kernel passes over it.
+    /// `ground`, and [`BEYOND_PAGES`] on both sides, but no fence. What is registered there stays
+    /// as it is: the kernel passes over it.
     pub(crate) fn beyond(&self, ground: VirtRange) -> VirtRange {
         let far = VirtRange::new(
             VirtPage(ground.start.0.saturating_sub(BEYOND_PAGES)),

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use rustix::process::{Pid, Signal, kill_process};
-use undercroft_tests::{Job, MIB, Running, build, has_access_bits, turn};
+use undercroft_tests::{Job, MIB, Running, build, has_access_bits, say, turn};
 
 use crate::flexswap::{count, parameter, policy, set, text};
 
@@ -158,6 +158,62 @@ fn sequences_go_to_the_disk_and_come_back_together_by_a_file() {
         (0..2).all(|at| report["tiers"][at]["errors"] == 0),
         "{outcome}"
     );
+}
+
+/// Seconds since the run began, and in which a thread of it waited for a page.
+fn waited(run: &Running) -> Option<[f64; 2]> {
+    let status = run.status()?;
+    let seconds = |path| status.pointer(path).and_then(serde_json::Value::as_f64);
+    Some([seconds("/uptime_seconds")?, seconds("/stall_seconds")?])
+}
+
+/// Waits until `seconds` of the run have passed. Returns in which part of them it waited.
+fn part_waited(run: &mut Running, seconds: f64) -> f64 {
+    let [began, before] = waited(run).expect("it runs");
+    let over = |[now, after]: &[f64; 2]| (*now >= began + seconds).then_some([*now, *after]);
+    let [now, after] = run.until("time to pass", 90, |run| over(&waited(run)?));
+    (after - before) / (now - began)
+}
+
+/// HybridSwap's bound, live: sequences still go to the disk, and the program waits no more than it
+/// shall. Without a bound it waits twice as long.
+#[test]
+fn a_stall_bound_of_a_file_is_kept_while_the_disk_is_in_use() {
+    turn!(one_at_a_time, "a plain run has no policy");
+    let folder = tempfile::tempdir_in("/var/tmp").expect("a scratch folder");
+    let fast = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
+    let Some(file) = policy("locality", folder.path()).filter(|_| has_access_bits()) else {
+        return;
+    };
+    let mut run = Job::new(build("touch"))
+        .args(["10", "--rounds", "1000000", "--pace", "200"])
+        .arg("--random-data")
+        .limit(4 * MIB)
+        .options(["--policy", text(&file), "--placement", "waterfall"])
+        .options(["--prefetch", "none", "--access-scan", "10ms"])
+        .tier(&format!("nvm:{},size=64M", fast.path().display()))
+        .tier(&format!(
+            "file:{}/disk,size=1G,shape=hdd-7200",
+            folder.path().display()
+        ))
+        .timeout(150)
+        .start();
+    let told = |run: &Running, name: &str| parameter(&run.status()?, name);
+    run.until("sequences", 60, |run| {
+        told(run, "sequences").filter(|all| *all > 50)
+    });
+    let free = part_waited(&mut run, 8.0);
+    set(&run, "policy.stall_max_percent=5");
+    // The law looks each second, and shrinks what is on the disk after three.
+    part_waited(&mut run, 4.0);
+    let before = told(&run, "sequences").expect("it runs");
+    let bounded = part_waited(&mut run, 16.0);
+    let more = told(&run, "sequences").expect("it runs") - before;
+    say(&format!(
+        "waits {free:.3} of its time, with a bound of 0.05 {bounded:.3}; {more} more sequences"
+    ));
+    assert!(free > 0.085 && bounded < 0.07 && more > 20);
+    end(run);
 }
 
 /// Odd pages shall go to the second file.
