@@ -69,6 +69,13 @@ impl Oracle {
         may
     }
 
+    /// Every content that may return, and where.
+    pub fn returning(&self) -> Vec<(Mm, VirtPage, Content)> {
+        let all = self.returning.iter();
+        all.map(|((mm, page), content)| (*mm, *page, *content))
+            .collect()
+    }
+
     /// No content may return any more.
     pub fn forget_returning(&mut self) {
         self.returning.clear();

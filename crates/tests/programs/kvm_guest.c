@@ -39,6 +39,9 @@
 //     page tables that map nothing else of it. They are filled; then, after a SIGTERM, the virtual CPU writes to
 //     each in order, ROUNDS times, and rests before each. Prints `filled` before, and then the seconds of these
 //     rounds, and words that are wrong.
+//   product MIB 1 SEED COLUMNS ROWS
+//     multiplies a matrix of random numbers, of so many rows, by one of COLUMNS times COLUMNS numbers in memory, as
+//     the textbook has it. Prints the seconds of that, and what is wrong of the result and of the second matrix.
 //   fill MIB VCPUS SEED: all pages are written once, each with equal words of 32 bits. Then waits for
 //     its input to end.
 // Status 77: no KVM here. 86: a word was wrong.
@@ -65,7 +68,7 @@
 typedef uint64_t u64;
 typedef volatile u64 word;
 enum { PAGE = 4096, WORDS = 512, CPUS = 8, SLOW_TICKS = 4000, NO_KVM = 77, WRONG = 86 };
-enum { FILL = 1, SAME, COMPARE, INCREMENT, BALLOON, READ, SWEEP, VISIT, WALK, SERVE }; // what a virtual CPU is asked for
+enum { FILL = 1, SAME, COMPARE, INCREMENT, BALLOON, READ, SWEEP, VISIT, WALK, SERVE, PRODUCT }; // what a virtual CPU is asked
 enum { DONE = 0x10, GIVE, REST };                              // ports that it writes to
 // Where things are in the guest's memory. The page tables end below 16 MiB: it has 4 GiB at most.
 enum { GDT = 0x500, BOXES = 0x10000, STACKS = 0x20000, CODE = 0x40000, STATES = 0x80000, TABLES = 0x200000 };
@@ -239,6 +242,23 @@ GUEST void serve_all(struct box *box) {
     }
 }
 
+// Rows of the first matrix are drawn, and those of the result are summed up. There is one of each in memory, the
+// result's behind the second matrix.
+GUEST void multiply(struct box *box) {
+    u64 random = box->seed, columns = box->visits;
+    uint32_t *matrix = (uint32_t *)(box->first * PAGE), *row = matrix + columns * columns;
+    for (u64 left = box->burst; left; left--) {
+        uint32_t sum = 0;
+        for (u64 j = 0; j < columns; j++) row[j] = 0;
+        for (u64 k = 0; k < columns; k++) {
+            uint32_t times = (uint32_t)next(&random), *of = matrix + k * columns;
+            for (u64 j = 0; j < columns; j++) row[j] += times * of[j];
+        }
+        for (u64 j = 0; j < columns; j++) sum += row[j];
+        box->given = mix(box->given + sum);
+    }
+}
+
 GUEST void run(struct box *box) {
     for (;;) {
         u64 end = box->first + box->pages, what = box->what;
@@ -249,6 +269,7 @@ GUEST void run(struct box *box) {
         if (what == VISIT) visit(box);
         if (what == WALK) walk(box);
         if (what == SERVE) serve_all(box);
+        if (what == PRODUCT) multiply(box);
         for (u64 page = box->first; page < end && what <= COMPARE; page++) {
             if (what == FILL) fill(page, 0, 0);
             if (what == COMPARE) box->wrong += differ(page, 0, 0);
@@ -709,6 +730,33 @@ static int linear(u64 rounds) {
     return wrong ? WRONG : 0;
 }
 
+static int product(u64 columns, u64 rows) {
+    u64 in_page = PAGE / 4, random = seed, must = 0;
+    if (columns % in_page || columns * (columns + 1) / in_page > pages) return 2;
+    pages = columns * columns / in_page;
+    all(FILL, 0, 0);
+    struct box asked = {PRODUCT, 0, cpus, seed, columns, rows, first, pages, .given = 0};
+    memcpy(box_of(0), &asked, sizeof asked);
+    double began = now();
+    pthread_join(start(0), 0);
+    double took = now() - began;
+    uint32_t *sums = calloc(columns, sizeof *sums);
+    for (u64 at = 0; at < columns * columns / 2; at++) {
+        u64 both = begin(first + at / WORDS, at % WORDS);
+        sums[2 * at / columns] += (uint32_t)both + (uint32_t)(both >> 32);
+    }
+    for (u64 left = rows; left; left--) {
+        uint32_t sum = 0;
+        for (u64 k = 0; k < columns; k++) sum += (uint32_t)next(&random) * sums[k];
+        must = mix(must + sum);
+    }
+    u64 wrong = box_of(0)->given != must;
+    all(COMPARE, 0, 0);
+    wrong += sum_wrong();
+    printf("%.6f %lu wrong\n", took, wrong);
+    return wrong ? WRONG : 0;
+}
+
 int main(int argc, char **argv) {
     if (argc < 5) return 2;
     const char *mode = argv[1], *how = argc > 7 ? argv[7] : "";
@@ -729,6 +777,7 @@ int main(int argc, char **argv) {
     if (!strcmp(mode, "race")) return race(visits, burst, how);
     if (!strcmp(mode, "faults")) return faults(visits);
     if (!strcmp(mode, "work")) return work(visits, burst);
+    if (!strcmp(mode, "product")) return cpus > 1 ? 2 : product(visits, burst);
     if (!strcmp(mode, "parts")) return parts(visits, burst, how);
     if (set) return linear(burst);
     if (!strcmp(mode, "phases")) return cpus > 1 || argc < 8 || !visits ? 2 : phases(visits, burst, strtod(how, 0));

@@ -61,17 +61,13 @@ impl Evictor {
             return;
         };
         let mut waits = self.store_all(way.out(), &items, moved, 0);
-        while let Some(Waits::Place(mut pages)) = waits {
+        while let Some(Waits::Place(pages)) = waits {
             std::thread::sleep(RETRY);
             let age = began.elapsed();
-            pages.retain(|(at, bytes)| {
-                self.buffer[at * BASE_PAGE_BYTES..][..BASE_PAGE_BYTES].copy_from_slice(bytes);
-                !self.put_back(&items[*at], *at, age)
-            });
-            if age > PLACE_AFTER && !pages.is_empty() {
+            waits = self.put_back_again(&items, pages, age);
+            if age > PLACE_AFTER && waits.is_some() {
                 process.end("its pages cannot be put back");
             }
-            waits = (!pages.is_empty()).then_some(Waits::Place(pages));
         }
         self.wake();
     }

@@ -21,6 +21,7 @@ use undercroft_engine::EvictItem;
 use undercroft_engine::limits::EVICT_PAGES_MAX;
 
 use super::Evictor;
+use super::publish::Stuck;
 use super::wayout::Way;
 use crate::space::agent::Readiness;
 use crate::space::port::Late;
@@ -60,7 +61,7 @@ pub(super) enum Waits {
     /// are missing.
     Lost(u64),
     /// Pages of the group, by their places in it, can be put back.
-    Place(Vec<(usize, Vec<u8>)>),
+    Place(Vec<Stuck>),
 }
 
 impl Waits {
@@ -190,15 +191,12 @@ impl Evictor {
                 }
                 self.lose_told(items, pages)
             }
-            Waits::Place(mut pages) => {
-                pages.retain(|(at, bytes)| {
-                    self.buffer[at * bytes.len()..][..bytes.len()].copy_from_slice(bytes);
-                    !self.put_back(&items[*at], *at, age)
-                });
-                if age >= PLACE_AFTER && !pages.is_empty() {
+            Waits::Place(pages) => {
+                let left = self.put_back_again(items, pages, age);
+                if age >= PLACE_AFTER && left.is_some() {
                     process.end("its pages cannot be put back");
                 }
-                (!pages.is_empty()).then_some(Waits::Place(pages))
+                left
             }
         }
     }

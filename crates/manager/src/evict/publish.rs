@@ -42,6 +42,18 @@ pub(super) struct Turn {
     pub had: u64,
 }
 
+/// A page of a group that cannot be put back at once.
+pub(super) struct Stuck {
+    /// Its place in the group.
+    at: usize,
+    bytes: Vec<u8>,
+    done: Done,
+}
+
+/// Places where a page was put back already. The program may have put a guard there since, by a
+/// system call that no event tells of: a second copy would replace it.
+type Done = Vec<(SpaceId, VirtPage)>;
+
 impl Evictor {
     /// Finishes items of the batch that stay, each where it is, or where the program has moved it.
     fn stay(&mut self, items: impl Iterator<Item = (BatchIndex, engine::Taken)>) {
@@ -109,14 +121,16 @@ impl Evictor {
         mut left: u64,
         kept: u64,
     ) -> Option<Waits> {
-        let (mut refused, mut stuck, mut stored) = (0, 0, 0);
+        let (mut refused, mut stored, mut stuck) = (0, 0, Vec::new());
         while left != 0 {
             let turn = self.publish_left(out, group, (left, refused), stored);
             self.wake();
             // Pages that a thread waits for are put back before the next ones are stored.
             for at in places(turn.back) {
-                if !self.put_back_at_once(&group[at], at) {
-                    stuck |= 1 << at;
+                let mut done = Done::new();
+                if !self.put_back_at_once(&group[at], at, &mut done) {
+                    let bytes = page_of(&self.buffer, group[at].size, at).to_vec();
+                    stuck.push(Stuck { at, bytes, done });
                 }
             }
             refused = self.store(group, &turn, kept);
@@ -127,9 +141,6 @@ impl Evictor {
             self.publish_left(out, group, (0, 0), stored);
             self.wake();
         }
-        let bytes = |at: usize| page_of(&self.buffer, group[at].size, at).to_vec();
-        let stuck = places(stuck).map(|at| (at, bytes(at)));
-        let stuck: Vec<_> = stuck.collect();
         (!stuck.is_empty()).then_some(Waits::Place(stuck))
     }
 
@@ -269,9 +280,9 @@ impl Evictor {
     }
 
     /// As [`Evictor::put_back`], repeated for up to [`PUT_BACK_MAX`].
-    fn put_back_at_once(&mut self, item: &EvictItem, at: usize) -> bool {
+    fn put_back_at_once(&mut self, item: &EvictItem, at: usize, done: &mut Done) -> bool {
         let began = Instant::now();
-        while !self.put_back(item, at, Duration::ZERO) {
+        while !self.put_back(item, at, Duration::ZERO, done) {
             if began.elapsed() >= PUT_BACK_MAX {
                 return false;
             }
@@ -280,10 +291,25 @@ impl Evictor {
         true
     }
 
+    /// Tries once more to put pages of the group back. Returns those that still cannot be.
+    /// * `age`: time since the first attempt.
+    pub(super) fn put_back_again(
+        &mut self,
+        group: &[EvictItem],
+        mut stuck: Vec<Stuck>,
+        age: Duration,
+    ) -> Option<Waits> {
+        stuck.retain_mut(|of| {
+            self.buffer[of.at * of.bytes.len()..][..of.bytes.len()].copy_from_slice(&of.bytes);
+            !self.put_back(&group[of.at], of.at, age, &mut of.done)
+        });
+        (!stuck.is_empty()).then_some(Waits::Place(stuck))
+    }
+
     /// Installs page `at` of the buffer, which is `item`, where it came from, and publishes that.
     /// False: a process that has the page does not allow it now.
     /// * `age`: time since the first attempt.
-    pub(super) fn put_back(&mut self, item: &EvictItem, at: usize, age: Duration) -> bool {
+    fn put_back(&mut self, item: &EvictItem, at: usize, age: Duration, done: &mut Done) -> bool {
         let index = item.at;
         let places = self.places_of(index);
         let mut spaces: Vec<SpaceId> = places.iter().map(|(space, _)| *space).collect();
@@ -302,14 +328,17 @@ impl Evictor {
         }
         let bytes = page_of(&self.buffer, item.size, at);
         let mut there = true;
-        for (space, page) in &places {
-            let Some(process) = processes.iter().find(|p| p.space == *space) else {
+        for place @ (space, page) in places {
+            if done.contains(&place) {
+                continue;
+            }
+            let Some(process) = processes.iter().find(|p| p.space == space) else {
                 continue; // the address space is gone
             };
-            match self.put_at(process, *page, bytes, age) {
-                Put::There => {}
+            match self.put_at(process, page, bytes, age) {
+                Put::There => done.push(place),
                 Put::Nowhere => {
-                    self.forget_place(*space, *page);
+                    self.forget_place(space, page);
                     there = false;
                 }
                 Put::NotYet => there = false,

@@ -113,19 +113,20 @@ fn what_is_cold_leaves_by_the_dt_reclaimer_as_a_file_and_what_is_used_stays() {
     assert!(outcome.text().contains("0 wrong"), "{outcome}");
 }
 
-/// Figures of a simulation: pages that left, and that came back.
-fn simulated(folder: &Path, policy: &str, trace: &str) -> [u64; 2] {
+/// Figures of a simulation: pages that left, that came back, and that were prefetched and used.
+fn simulated(folder: &Path, policy: &str, trace: &str, options: &[&str]) -> [u64; 3] {
     let out = folder.join("out");
     let ended = Command::new(undercroft_lab())
         .args(["sim", "--trace", trace, "--policy", policy])
-        .args(["--memory", "100%", "--prefetch", "none"])
-        .args(["--reference-time", "1ms", "--out", text(&out)])
+        .args(["--prefetch", "none", "--out", text(&out)])
+        .args(options)
         .output()
         .expect("the lab");
     assert!(ended.status.success(), "{ended:?}");
     let results = std::fs::read(out.join("results.json")).expect("results");
     let results: Value = serde_json::from_slice(&results).expect("JSON");
-    ["evictions", "swap_ins"].map(|of| count(&results["outcomes"][0], &format!("/{of}")))
+    ["evictions", "swap_ins", "prefetch_hits"]
+        .map(|of| count(&results["outcomes"][0], &format!("/{of}")))
 }
 
 #[test]
@@ -137,16 +138,63 @@ fn the_same_dt_reclaimer_has_cold_pages_leave_in_the_lab() {
     };
     // A scan each 60,000 references; in each such time, 18 pages more of the walk are used.
     let trace = "scan_hot:pages=2000,hot=1000,share=0.9997,refs=2000000";
-    let [left, came_back] = simulated(folder.path(), text(&file), trace);
+    let all = ["--memory", "100%", "--reference-time", "1ms"];
+    let [left, came_back, _] = simulated(folder.path(), text(&file), trace, &all);
     say(&format!("{left} pages left, {came_back} came back"));
     assert!((450..=620).contains(&left), "{left} of some 600 pages left");
     // 2 % of the hot set a scan, in 33 scans.
     assert!(came_back <= 660, "{came_back}");
     assert_eq!(
-        simulated(folder.path(), "auto", trace),
-        [0, 0],
+        simulated(folder.path(), "auto", trace, &all),
+        [0, 0, 0],
         "all of it fits"
     );
+}
+
+/// SYS-R and LinearPF on walks round 16 MiB, whose pages are stored in the beginning.
+#[test]
+fn the_same_sys_r_and_linear_pf_save_faults_in_the_lab() {
+    turn!(beside_others, "a plain run has no policy");
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let files = ["sys_r", "linear_pf"].map(|name| policy(name, folder.path()));
+    let [Some(sys_r), Some(linear)] = files else {
+        return;
+    };
+    let trace = "loop:pages=4096,refs=80000,writes=0";
+    let common = ["--initial", "stored", "--tier", "sata-ssd"];
+    let part = [&common[..], &["--memory", "80%"]].concat();
+    let [_, by_lru, _] = simulated(folder.path(), "lru", trace, &part);
+    let [_, by_file, _] = simulated(folder.path(), text(&sys_r), trace, &part);
+    say(&format!(
+        "{by_file} pages came back by SYS-R, {by_lru} by lru"
+    ));
+    assert!(by_file * 100 < by_lru * 56, "{by_file} of {by_lru}");
+    let ahead = ["--memory", "75%", "--room", "ahead"];
+    let slowly = ["--reference-time", "500us"];
+    let part = [&common[..], &ahead, &slowly].concat();
+    let [_, waits, before] = simulated(folder.path(), text(&linear), trace, &part);
+    say(&format!(
+        "by LinearPF {before} pages came before they were used, {waits} did not"
+    ));
+    assert!(waits * 49 < before, "98 % in time: {waits}, {before}");
+}
+
+/// SYS-Agg on ten phases of 20 s. Each uses a quarter of the pages; a quarter of these was used by
+/// the phase before.
+#[test]
+fn the_same_sys_agg_has_past_phases_leave_in_the_lab() {
+    turn!(beside_others, "a plain run has no policy");
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let Some(file) = policy("sys_agg", folder.path()) else {
+        return;
+    };
+    let trace = "phases:pages=12000,set=3000,refs=4000000,writes=0.5";
+    let all = ["--memory", "100%", "--reference-time", "50us"];
+    let [left, came_back, _] = simulated(folder.path(), text(&file), trace, &all);
+    say(&format!("{left} pages left, {came_back} came back"));
+    let past = 9 * 2250;
+    assert!((past * 9 / 10..=past * 11 / 10).contains(&left), "{left}");
+    assert!(came_back < left, "{came_back} of {left}");
 }
 
 /// Columns of the matrices: the second one has 16 MiB.

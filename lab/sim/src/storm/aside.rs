@@ -121,6 +121,7 @@ impl World {
             next: 0,
             cancelled: false,
             held: Vec::new(),
+            back: Vec::new(),
             stalled: self.random.below(200),
             ended: None,
         });

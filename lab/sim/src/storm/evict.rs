@@ -156,6 +156,7 @@ impl World {
             next: 0,
             cancelled: false,
             held: Vec::new(),
+            back: Vec::new(),
             ended: None,
         });
         any
@@ -430,11 +431,21 @@ impl World {
             return Back::AfterEvents;
         }
         let mut back = Back::Everywhere;
-        for (proc, page) in &at {
+        for ((proc, page), (space, _)) in at.iter().zip(&places) {
+            let place = (held.at, *space, *page);
+            if self
+                .batch
+                .as_ref()
+                .is_some_and(|batch| batch.back.contains(&place))
+            {
+                continue; // the program may have put a guard there since
+            }
             let mm = self.procs[*proc].mm;
             match self.install(mm, *page, held.content) {
-                // It is there already, from the last try, which did not finish.
-                Ok(()) | Err(NotInstalled::Exists) => {}
+                Ok(()) | Err(NotInstalled::Exists) => {
+                    let batch = self.batch.as_mut().expect("a batch");
+                    batch.back.push(place);
+                }
                 Err(_) => back = Back::Again,
             }
         }

@@ -157,6 +157,7 @@ impl World {
             self.ledger.arm(words);
         }
         self.commands.clear(); // it stops the agents
+        self.expect_loads_again();
         let living = self.procs.iter().filter(|proc| proc.alive);
         let sizes: Vec<_> = living.map(|proc| (proc.space, proc.size)).collect();
         let ledger = self.ledger.reopen().expect("the ledger it left");
@@ -318,6 +319,7 @@ impl World {
             items,
             cancelled: false,
             held,
+            back: Vec::new(),
             stalled: 0,
             ended: None,
         });
@@ -334,6 +336,19 @@ impl World {
                 && self.oracle.returned(self.procs[proc].mm, page, content)
             {
                 self.saw("takeover: put back, dropped, and in hand again");
+            }
+        }
+    }
+
+    /// The same of pages whose load was not published. A successor has their copies still.
+    fn expect_loads_again(&mut self) {
+        for (mm, page, content) in self.oracle.returning() {
+            let space = self.procs.iter().find(|proc| proc.alive && proc.mm == mm);
+            let entry = space.map(|proc| self.engine.books().entry(proc.space, page));
+            if entry.is_some_and(|entry| entry.state == PageState::Loading)
+                && self.oracle.returned(mm, page, content)
+            {
+                self.saw("takeover: loaded, dropped, and a copy again");
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Work of the manager under way in a storm: an eviction, a demotion, faults. `World` has them;
 //! `evict.rs` and `faults.rs` go on with them. Also the rates at which the space refuses.
 
-use undercroft_base::{Slot, SpaceId, TierId};
+use undercroft_base::{Slot, SpaceId, TierId, VirtPage};
 use undercroft_engine::reclaim::Ended;
 use undercroft_engine::{BatchIndex, DemoteItem, EvictItem, HALF_PAGES, LoadPlan, Outcome};
 use undercroft_model::Content;
@@ -28,6 +28,8 @@ pub struct Eviction {
     pub cancelled: bool,
     /// The pages taken out.
     pub held: Vec<TakenOut>,
+    /// Where pages were put back that others still have to get back.
+    pub back: Vec<(BatchIndex, SpaceId, VirtPage)>,
     /// Turns it misses.
     pub stalled: u64,
     /// Report to the reclaim machine when it ends; `None`: it has not asked for this one.
