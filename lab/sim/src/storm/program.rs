@@ -612,7 +612,7 @@ impl World {
                 // Pages that were lost since stay lost: the manager does not hear of the zap. It
                 // knows nothing of pages that were refused for want of room.
                 Expect::Error if since && is_lost(page) => {}
-                // Nobody publishes that load, and the successor has its copy still.
+                // No manager publishes that load. The successor has its copy still.
                 Expect::Reads(_) if since && loads && self.down_for.is_some() => {}
                 // Put back or loaded, and not published, so a successor may do it again.
                 Expect::Reads(content) if since && (loads || in_hand(content)) => {
