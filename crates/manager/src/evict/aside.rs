@@ -17,11 +17,11 @@ use std::mem::{Discriminant, discriminant};
 use std::sync::Arc;
 use std::time::Duration;
 
+use undercroft_base::{SpaceId, VirtPage};
 use undercroft_engine::EvictItem;
 use undercroft_engine::limits::EVICT_PAGES_MAX;
 
 use super::Evictor;
-use super::publish::Stuck;
 use super::wayout::Way;
 use crate::space::agent::Readiness;
 use crate::space::port::Late;
@@ -63,6 +63,18 @@ pub(super) enum Waits {
     /// Pages of the group, by their places in it, can be put back.
     Place(Vec<Stuck>),
 }
+
+/// A page of a group that cannot be put back at once.
+pub(super) struct Stuck {
+    /// Its place in the group.
+    pub at: usize,
+    pub bytes: Vec<u8>,
+    pub done: Done,
+}
+
+/// Places where a page was put back already. The program may have put a guard there since, by a
+/// system call that no event tells of: a second copy would replace it.
+pub(super) type Done = Vec<(SpaceId, VirtPage)>;
 
 impl Waits {
     /// The age of a group begins anew when it waits for another kind of event.

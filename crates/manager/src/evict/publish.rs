@@ -10,7 +10,7 @@ use undercroft_engine::{self as engine, BatchIndex, EvictItem, Outcome};
 use undercroft_sys::uffd::UffdError;
 
 use super::Evictor;
-use super::aside::Waits;
+use super::aside::{Done, Stuck, Waits};
 use super::wayout::{Way, all_of, apply_events, places};
 use crate::books::page_of;
 use crate::space::port::{Late, Read, Taken, Took, Wake, WayOut};
@@ -41,18 +41,6 @@ pub(super) struct Turn {
     /// Pages that an address space had until they were published.
     pub had: u64,
 }
-
-/// A page of a group that cannot be put back at once.
-pub(super) struct Stuck {
-    /// Its place in the group.
-    at: usize,
-    bytes: Vec<u8>,
-    done: Done,
-}
-
-/// Places where a page was put back already. The program may have put a guard there since, by a
-/// system call that no event tells of: a second copy would replace it.
-type Done = Vec<(SpaceId, VirtPage)>;
 
 impl Evictor {
     /// Finishes items of the batch that stay, each where it is, or where the program has moved it.

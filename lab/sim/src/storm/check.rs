@@ -177,6 +177,14 @@ impl World {
         }
     }
 
+    /// The bytes that the copy of a page has which is not in memory.
+    pub(super) fn copy_of(&self, entry: &Entry) -> Option<Content> {
+        match entry.tier {
+            TierId::FILL => Some(Content::fill(entry.slot.0 as u32)),
+            tier => self.tiers[tier.0 as usize].content(entry.slot, entry.stamp),
+        }
+    }
+
     fn check_absent(&self, proc: &Proc, page: VirtPage) {
         let (space, mm) = (proc.space, proc.mm);
         let entry = self.engine.books().entry(space, page);
@@ -186,12 +194,7 @@ impl World {
         let found = match (entry.state, entry.tier) {
             // Resident in the books, but absent: dropped without an event.
             (PageState::Untouched | PageState::Resident, _) => Some(Content::ZERO),
-            (PageState::Stored | PageState::Loading, TierId::FILL) => {
-                Some(Content::fill(entry.slot.0 as u32))
-            }
-            (PageState::Stored | PageState::Loading, tier) => {
-                self.tiers[tier.0 as usize].content(entry.slot, entry.stamp)
-            }
+            (PageState::Stored | PageState::Loading, _) => self.copy_of(&entry),
             (PageState::Evicting, _) => None, // checked when it is published
             (PageState::Lost, _) => {
                 let expected = self.oracle.expect(mm, page);

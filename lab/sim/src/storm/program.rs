@@ -606,16 +606,19 @@ impl World {
             let has = self.oracle.expect(mm, page);
             let since = before.get(&page) != Some(&has);
             let in_hand = |content| self.holding.values().any(|held| *held == content);
-            let loads = self.engine.books().entry(space, page).state == PageState::Loading;
+            let entry = self.engine.books().entry(space, page);
+            let loads = |content| {
+                entry.state == PageState::Loading && self.copy_of(&entry) == Some(content)
+            };
             match has {
                 _ if self.memory.is_absent(mm, page) => {}
                 // Pages that were lost since stay lost: the manager does not hear of the zap. It
                 // knows nothing of pages that were refused for want of room.
                 Expect::Error if since && is_lost(page) => {}
                 // No manager publishes that load. The successor has its copy still.
-                Expect::Reads(_) if since && loads && self.down_for.is_some() => {}
+                Expect::Reads(content) if since && loads(content) && self.down_for.is_some() => {}
                 // Put back or loaded, and not published, so a successor may do it again.
-                Expect::Reads(content) if since && (loads || in_hand(content)) => {
+                Expect::Reads(content) if since && (loads(content) || in_hand(content)) => {
                     self.oracle.zero_or(mm, page, content);
                 }
                 _ => self.oracle.zero(mm, page),
