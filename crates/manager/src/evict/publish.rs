@@ -453,4 +453,41 @@ mod tests {
         }
         assert_eq!(memory.left.load(Ordering::Relaxed), 7);
     }
+
+    /// A parent gets a page back before its fork child can. What the parent does with it meanwhile,
+    /// without an event, is not undone: it may have put a guard there.
+    #[test]
+    fn a_page_is_put_back_once_in_each_process_that_has_it() {
+        let mut evictor = Evictor::new(shared(options("ram"))).expect("an evictor");
+        let shared = evictor.shared.clone();
+        let range = VirtRange::new(VirtPage(0), VirtPage(200));
+        let memories = [(); 2].map(|()| Arc::new(ModelMemory::new(range)));
+        let mut items = Vec::new();
+        let spaces = {
+            let mut engine = shared.books.engine();
+            let parent = engine.layout().add_space();
+            engine.layout().attached(parent, range);
+            engine.discovery().found_resident(parent, range);
+            assert!(engine.evictions().select(1, &mut items));
+            let (child, _) = engine.forks().forked(parent, &[]).expect("room");
+            [parent, child]
+        };
+        assert_eq!(evictor.places_of(items[0].at).len(), 2, "both have it");
+        for (space, memory) in spaces.iter().zip(&memories) {
+            let row = shared.books.row(*space);
+            let beacon = VirtPage(1 << 20);
+            let process = Process::new(*space, memory.clone(), beacon, None, None, row);
+            shared.add_process(&Arc::new(process));
+        }
+        let [parent, child] = &memories;
+        let (page, mut done) = (items[0].page, Done::new());
+        child.changes(true);
+        let back = evictor.put_back(&items[0], 0, Duration::ZERO, &mut done);
+        assert!(!back && parent.peek(page).is_some() && child.peek(page).is_none());
+        parent.move_out(page).expect("it is there");
+        child.changes(false);
+        assert!(evictor.put_back(&items[0], 0, Duration::ZERO, &mut done));
+        assert!(child.peek(page).is_some());
+        assert!(parent.peek(page).is_none(), "it is not put there again");
+    }
 }
