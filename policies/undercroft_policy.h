@@ -27,6 +27,7 @@ enum uc_kind {
     UC_LOST,          /* events were dropped because the policy was late; detail: how many */
     UC_ACCESSED,      /* of the 64 pages some were used since the last scan; detail: a bit for each */
     UC_SCANNED,       /* all uses of a scan have been told: `pages`; detail: as UC_TICK */
+    /* These two come only to a file that imports a function of tiers, such as get_tier_count. */
     UC_STORED,        /* a copy was written; detail: tier * 2 + (1 if it moved between tiers) */
     UC_LOADED,        /* a thread waited for the page, after its UC_FAULT; detail: from which tier */
 };
