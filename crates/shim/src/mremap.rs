@@ -91,8 +91,7 @@ unsafe extern "C" fn mremap(
     fail(EFAULT)
 }
 
-// SAFETY: as the program asked.
-/// is as before.
+/// Moves the old range piece by piece. Returns the new address, or an error; then all is as before.
 ///
 /// # Safety
 /// The old range is the program's to move, and so is `target` with `FIXED`.
