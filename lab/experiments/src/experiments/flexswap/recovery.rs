@@ -191,3 +191,60 @@ fn compare(results: &mut Results) {
         results.notes.push(note.to_owned());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use undercroft_base::{Bytes, Nanos};
+    use undercroft_sim::setup::{Initial, Memory, Setup, SimRoom};
+    use undercroft_sim::sharing::{Sharing, Terms};
+    use undercroft_sim::sweep::streams_of;
+    use undercroft_sim::{open, simulate};
+
+    /// A client whose limit is lowered while another is there, and raised when that ends. Returns
+    /// its faults, of which what came back by a policy are none.
+    fn faults(reclaim: &str) -> u64 {
+        let part = |client: u64, refs: u64| {
+            format!("uniform:writes=0,pages=6500,refs={refs},client={client},seed={client}")
+        };
+        let trace = open::open(&[part(0, 150_000), part(1, 20_000)].join("+")).expect("a trace");
+        let streams = streams_of(&trace, 4096).expect("pages");
+        let terms = |seconds: u64| Terms {
+            weight: 1,
+            least: Bytes(1 << 20),
+            most: Bytes(64 << 20),
+            bound: None,
+            demand: None,
+            comes: Nanos(seconds * 1_000_000_000),
+            reference_time: Nanos(100_000),
+        };
+        let setup = Setup {
+            memory: Memory::Bytes(Bytes(24 << 20)),
+            reclaim: reclaim.to_owned(),
+            tiers: vec!["sata-ssd".parse().expect("a tier")],
+            room: SimRoom::Ahead,
+            initial: Initial::Stored,
+            sharing: Some(Sharing {
+                terms: vec![terms(0), terms(5)],
+                by_curves: false,
+                every: Nanos(1_000_000_000),
+                admission: true,
+            }),
+            ..Setup::default()
+        };
+        let report = simulate(&streams, &setup, &mut |_| ()).expect("it runs");
+        report.clients[0].misses
+    }
+
+    /// The same file as live: what left while the limit was low comes back before it is needed.
+    #[test]
+    fn a_working_set_comes_back_by_wsr_in_the_lab() {
+        let folder = tempfile::tempdir().expect("a directory");
+        let Some(file) = crate::policy_file::of_test(folder.path(), "wsr", &[]) else {
+            return;
+        };
+        let [without, with] = ["lru".to_owned(), format!("lru+{file}")].map(|of| faults(&of));
+        println!("{without} faults without, {with} with the working set restored");
+        // Of its 6500 pages 3000 have room while the limit is low, and 6000 before and after.
+        assert!(with + 1500 < without, "{with} of {without}");
+    }
+}
